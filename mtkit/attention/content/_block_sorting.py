@@ -122,11 +122,11 @@ class BlockSorting(HeadAttention):
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
     def order(self, tokens: Tensor, q: Tensor, k: Tensor, valid: Tensor | None, size: int) -> Tensor:
-        """Return weights (B, H, N, N) of source blocks for each place, from tokens (B, T, D), q and k (B, H or G, T,
-        K).
+        """Return weights (B, H, N, N) of source blocks for each place.
 
-        Blocks have `size` tokens: `block` or the full length. In the decoder place n takes only earlier blocks, and its
-        scores depend on the tokens up to its first one. Raises: MtkitError if an mlp was built for fewer positions.
+        It takes tokens (B, T, D), q and k (B, H or G, T, K). Blocks have `size` tokens: `block` or the full length. In
+        the decoder place n takes only earlier blocks, and its scores depend on the tokens up to its first one. Raises:
+        MtkitError if an mlp was built for fewer positions.
         """
         causal = self.site.causal
         if self.longest is not None and tokens.shape[1] > self.longest:

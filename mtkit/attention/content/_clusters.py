@@ -65,9 +65,7 @@ class Centroids(nn.Module):
         return position.transpose(2, 3), (values > float("-inf")).transpose(2, 3)
 
     def distance(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        """Return the mean squared distance of real tokens to their nearest centroid, over heads; centroids get no
-        gradient.
-        """
+        """Return real tokens' mean squared distance to their nearest centroid; centroids get no gradient."""
         mean = self.mean.to(x.dtype).expand(len(x), -1, -1, -1)
         cluster = replay_choice(self.nearest(x.detach()), self.mean.shape[1])
         squares = (x - mean.take_along_dim(cluster.unsqueeze(-1), dim=2)).square().sum(-1)

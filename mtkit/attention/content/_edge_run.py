@@ -62,8 +62,9 @@ def drawn_in_turn(
 
 
 def drawn(scores: Tensor, taken: Tensor, uniform: Tensor) -> Tensor:
-    """Draw one of the candidates not taken from the softmax of scores: the first whose cumulative probability exceeds
-    it.
+    """Draw a candidate that is not taken from the softmax of scores, by a uniform number.
+
+    It is the first candidate whose cumulative probability exceeds the number times the total.
     """
     cumulative = scores.softmax(-1).cumsum(-1).masked_fill_(taken, -1.0)
     threshold = cumulative.amax(-1) * uniform.type_as(cumulative)

@@ -153,9 +153,7 @@ class Reformer(HeadAttention):
     def _hashed(
         self, query: Tensor, valid: Tensor | None, position: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and values (B, H, T, K), and buckets (B, H, rounds, T); padding gets an extra bucket, the
-        last.
-        """
+        """Return queries and values (B, H, T, K), and buckets (B, H, rounds, T); padding has an extra bucket."""
         v = self.projection.values(self.v_proj(query))
         with torch.autocast(query.device.type, enabled=False):  # rounding must not move a token to another bucket
             q = self.queries(query.type_as(self.q_proj.weight), position)

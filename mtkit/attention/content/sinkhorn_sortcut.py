@@ -95,9 +95,7 @@ class SinkhornSortcut(BlockSorting):
     def _sorted(
         self, source: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the first sorted blocks: keys (B, H, c b, K), values (B, H, c b, V), and which slots are filled or
-        None.
-        """
+        """Return the first sorted blocks: keys (B, H, c b, K), values (B, H, c b, V), and the mask of filled slots."""
         size = max(min(self.block, source.shape[1]), 1)
         weights = self.order(source, q, k, valid, size)[:, :, : self.sorted_blocks]
         (keys, filled), (values, _) = (sorted_rows(weights, x, size, valid) for x in (k, v))

@@ -99,9 +99,7 @@ class Global(PatternAttention):
         return Attended(self.merge_heads(heads), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Internal: an empty cache of the global tokens. External: the nodes' empty sums, or their sums over the
-        source.
-        """
+        """Internal: an empty cache of the global tokens. External: the nodes' sums, empty or over the source."""
         batch_size, memory_valid = inputs.batch_size, inputs.memory_valid
         if not self.external:
             return super().begin(inputs)

@@ -131,8 +131,7 @@ class Longformer(PatternAttention):
     def _mapped_rows(
         self, rows: Tensor, tokens: Tensor, valid: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The same by q . (W x) = (W^T q) . x: a few queries are mapped to the tokens' width, not all tokens to the
-        heads.
+        """The same by q . (W x) = (W^T q) . x: few queries are mapped to the tokens' width, instead of all tokens.
 
         The bias of the keys cancels in the softmax. The bias of the values is added to their mean, without dropout.
         """

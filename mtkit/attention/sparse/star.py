@@ -144,9 +144,7 @@ class Star(HeadAttention):
         return self.projection.keys(k), self.projection.values(v)
 
     def _ring(self, tokens: Tensor, valid: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-        """Return, for the neighbour before and (encoder) after each token, its places and whether it counts, (B or 1,
-        T).
-        """
+        """Return the neighbour before and (encoder) after each token: places and whether they count, (B or 1, T)."""
         i = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
         if self.site.causal:
             return [((i - 1).clamp(min=0), i > 0)]
@@ -189,20 +187,20 @@ class Star(HeadAttention):
 
     def _over_prefixes(self, tokens: Tensor, q: Tensor, near: list[Key]) -> Tensor:
         """Return the heads' outputs if the relay has read the tokens up to each token's position."""
-        asked, k, v = self._relay_heads(self.relay.expand(1, 1, -1), tokens)
-        (k_own, v_own, _), (k_before, v_before, seen) = near
+        relay_q, k, v = self._relay_heads(self.relay.expand(1, 1, -1), tokens)
+        (k_own, v_own, _), (k_left, v_left, seen) = near
         assert seen is not None
-        rows = q, k_before, v_before, k_own, v_own, seen[:, None, :, None]
-        scores = scores_of(asked, k, self.scale).squeeze(2)  # (B, H, T)
+        rows = q, k_left, v_left, k_own, v_own, seen[:, None, :, None]
+        scores = scores_of(relay_q, k, self.scale).squeeze(2)  # (B, H, T)
         return read_prefixes(self._with_relay, scores, expand_heads(v, q.shape[1]), *rows)
 
     def _with_relay(
-        self, read: Tensor, q: Tensor, k_before: Tensor, v_before: Tensor, k_own: Tensor, v_own: Tensor, seen: Tensor
+        self, read: Tensor, q: Tensor, k_left: Tensor, v_left: Tensor, k_own: Tensor, v_own: Tensor, seen: Tensor
     ) -> Tensor:
         """Return the heads' outputs (B, H, T, V); at each position the relay's heads have read (B, H, T, V)."""
         relay = self.relay_out_proj(self.merged(read.type_as(v_own)))
-        of_relay = self._heads(self.k_proj(relay), self.v_proj(relay))
-        near: list[Key] = [(k_before, v_before, seen[:, 0, :, 0]), (k_own, v_own, None), (*of_relay, None)]
+        relay_kv = self._heads(self.k_proj(relay), self.v_proj(relay))
+        near: list[Key] = [(k_left, v_left, seen[:, 0, :, 0]), (k_own, v_own, None), (*relay_kv, None)]
         return attend_few(q, near, scale=self.scale, dropout=self.dropout)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
@@ -217,15 +215,15 @@ class Star(HeadAttention):
         """Add the token to the relay's sums; it then reads the token before it, itself and the relay."""
         query = inputs.query
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        asked, *read = self._relay_heads(self.relay.expand(1, 1, -1), rows)
-        scores = scores_of(asked, read[0], self.scale).squeeze(2).unflatten(0, query.shape[:2])
+        relay_q, *read = self._relay_heads(self.relay.expand(1, 1, -1), rows)
+        scores = scores_of(relay_q, read[0], self.scale).squeeze(2).unflatten(0, query.shape[:2])
         values = expand_heads(read[1], self.site.heads).unflatten(0, query.shape[:2])
         relay = add_keys(state["relay"], scores, values)
         k, v = self.k_proj(rows), self.v_proj(rows)
-        before = (state[name].flatten(0, 1).unsqueeze(1).type_as(k) for name in ("keys", "values"))
+        left = (state[name].flatten(0, 1).unsqueeze(1).type_as(k) for name in ("keys", "values"))
         seen = torch.full((1, 1, 1, 1), state["count"] > 0, device=query.device)
         q, mean = self.projection.queries(self.q_proj(rows)), relay["mean"].flatten(0, 1).unsqueeze(2)
-        heads = self._with_relay(mean, q, *self._heads(*before), *self._heads(k, v), seen)
+        heads = self._with_relay(mean, q, *self._heads(*left), *self._heads(k, v), seen)
         output = self.merge_heads(heads).squeeze(1).unflatten(0, query.shape[:2])
         k, v = k.view_as(state["keys"]), v.view_as(state["values"])
         return Attended(output), {"keys": k, "values": v, "relay": relay, "count": state["count"] + 1}
@@ -237,12 +235,12 @@ class Star(HeadAttention):
         i = torch.arange(query.shape[1], device=query.device)
         real = torch.ones_like(query[..., 0], dtype=torch.bool) if query_valid is None else query_valid
         end = real.sum(1).view(-1, 1, 1) if self.closed else 2 * len(i)  # the ring closes there
-        away = (i - i.unsqueeze(-1)) % end
-        near = ((away <= 1) | (away == end - 1)) & real.unsqueeze(1)
+        distance = (i - i.unsqueeze(-1)) % end
+        near = ((distance <= 1) | (distance == end - 1)) & real.unsqueeze(1)
         if self.site.causal:
-            asked, k, v = self._relay_heads(self.relay.expand(*query.shape[:2], -1), query)
+            relay_q, k, v = self._relay_heads(self.relay.expand(*query.shape[:2], -1), query)
             past = torch.ones(len(i), len(i), dtype=torch.bool, device=query.device).tril()
-            relay = self.relay_out_proj(self.merged(dense_attend(asked, k, v, past, self.scale)[0]))
+            relay = self.relay_out_proj(self.merged(dense_attend(relay_q, k, v, past, self.scale)[0]))
             nodes, seen = [relay], [torch.eye(len(i), dtype=torch.bool, device=query.device)]
             near = near & past
         else:
