@@ -11,29 +11,29 @@ from mtkit.terminal import aligned
 from mtkit.text.languages import has_spaces, languages_of
 
 NOTABLE = 0.001
-"""Share of byte or unknown pieces from which on a side is named, and of odd lines from which on they are warned of."""
+"""Minimum share of byte or unknown pieces for a side to be listed, and of odd lines for a warning."""
 
 _PLACES = 6
-"""Texts that a warning names at most."""
+"""Maximum texts in a warning."""
 
 _SHOWN = 60
-"""Characters of a target that are shown."""
+"""Maximum characters of a target that are shown."""
 
 
 def summary(report: Report, max_length: int) -> str:
-    """Sides with their segments, words and pieces, what training leaves out and why, and the vocabulary.
+    """Return a table of sides with their segments, words and pieces, left-out pairs by reason, and the vocabulary.
 
     `max_length`: the tokens that the model can take, end mark counted; training leaves longer pairs out.
     """
     record, folder = cast(dict[str, Any], report.record), report.folder
     settings = record["settings"]
-    ways = [*{corpus["direction"] for side in record["sides"].values() for corpus in side["corpora"]}]
-    ends = _languages(ways[0], settings) if len(ways) == 1 else ("source", "target")
+    directions = [*{corpus["direction"] for side in record["sides"].values() for corpus in side["corpora"]}]
+    ends = _languages(directions[0], settings) if len(directions) == 1 else ("source", "target")
     if report.unchanged:
         head = f"{folder} is up to date: the same settings and the same text were prepared before"
     else:
         head = f"{folder} prepared in {record['seconds']:.1f} s"
-    rows = [("", "segments", *(f"{what} {each}" for what in ("words", "pieces", "pieces/word") for each in ends))]
+    rows = [("", "segments", *(f"{what} {end}" for what in ("words", "pieces", "pieces/word") for end in ends))]
     for name, side in record["sides"].items():
         rows += _rows(name, side, settings)
     parts = [head, *report.notes, "", aligned(rows), "", *_cleaning(record["sides"]), *_repairs(record["inputs"])]
@@ -41,58 +41,50 @@ def summary(report: Report, max_length: int) -> str:
     if documents := settings["documents"]:
         parts.append(f"documents: training joins their segments anew each epoch, up to {documents['pieces']:,} pieces")
     too_long = open_prepared(folder).train.too_long(max_length)
-    parts.append(f"left out of training besides: {too_long:,} too long (over {max_length:,} pieces)")
-    return "\n".join(
-        [*parts, _vocabulary(record), *_too_large(record), *_hard_to_spell(record["sides"]), *_altered(record)]
-    )
+    parts.append(f"also left out of training: {too_long:,} too long (over {max_length:,} pieces)")
+    parts += [_vocabulary(record), *_too_large(record), *_hard_to_spell(record["sides"]), *_altered(record)]
+    return "\n".join(parts)
 
 
 def _rows(name: str, side: dict[str, Any], settings: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A side, and below it its directions where there are several, and its corpora, likewise."""
+    """Return the row of a side, and the rows of its directions and of its corpora if there are several."""
     corpora = side["corpora"]
-    directions = list(dict.fromkeys(each["direction"] for each in corpora))
+    directions = list(dict.fromkeys(corpus["direction"] for corpus in corpora))
     rows = [_row(name, side, directions, settings)]
     if len(directions) > 1:
         for direction in directions:
-            mine = [each for each in corpora if each["direction"] == direction]
-            rows.append(_row(f"  {direction}", _summed(mine), [direction], settings))
+            members = [corpus for corpus in corpora if corpus["direction"] == direction]
+            counts: dict[str, Any] = {"segments": sum(corpus["segments"] for corpus in members)}
+            for what in ("words", "pieces"):
+                counts[what] = {end: sum(corpus[what][end] for corpus in members) for end in ("source", "target")}
+            rows.append(_row(f"  {direction}", counts, [direction], settings))
     if len(corpora) > 1:
-        given = (
-            settings["train" if name == "train" else "valid"] if name in ("train", "valid") else settings["test"][name]
-        )
-        for number, (count, corpus) in enumerate(zip(corpora, given, strict=True), start=1):
+        described = settings[name] if name in ("train", "valid") else settings["test"][name]
+        for number, (counts, corpus) in enumerate(zip(corpora, described, strict=True), start=1):
             weight = f", weight {corpus['weight']:g}" if name == "train" and corpus["weight"] != 1 else ""
-            rows.append(_row(f"  corpus {number}{weight}", count, [count["direction"]], settings))
+            rows.append(_row(f"  corpus {number}{weight}", counts, [counts["direction"]], settings))
     return rows
 
 
-def _row(name: str, count: dict[str, Any], directions: Sequence[str], settings: dict[str, Any]) -> tuple[str, ...]:
-    """What was counted in these directions; no words of a side that has a language without spaces between them."""
+def _row(name: str, counts: dict[str, Any], directions: Sequence[str], settings: dict[str, Any]) -> tuple[str, ...]:
+    """Return a row of counts in these directions; no words if one of a side's languages has no spaces between them."""
     words, pieces, ratios = [], [], []
     for place, side in enumerate(("source", "target")):
-        spaced = all(has_spaces(_languages(each, settings)[place]) for each in directions)
-        words.append(f"{count['words'][side]:,}" if spaced else "-")
-        pieces.append(f"{count['pieces'][side]:,}")
-        ratios.append(f"{count['pieces'][side] / max(count['words'][side], 1):.2f}" if spaced else "-")
-    return (name, f"{count['segments']:,}", *words, *pieces, *ratios)
+        spaced = all(has_spaces(_languages(direction, settings)[place]) for direction in directions)
+        words.append(f"{counts['words'][side]:,}" if spaced else "-")
+        pieces.append(f"{counts['pieces'][side]:,}")
+        ratios.append(f"{counts['pieces'][side] / max(counts['words'][side], 1):.2f}" if spaced else "-")
+    return (name, f"{counts['segments']:,}", *words, *pieces, *ratios)
 
 
 def _languages(direction: str, settings: dict[str, Any]) -> tuple[str, str]:
-    """Source and target of a direction; those of the settings may have hyphens of their own."""
-    own = (settings["source_language"], settings["target_language"])
-    return own if direction == "-".join(own) else languages_of(direction)
-
-
-def _summed(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    numbers = {
-        what: {side: sum(each[what][side] for each in counts) for side in ("source", "target")}
-        for what in ("words", "pieces")
-    }
-    return {"segments": sum(each["segments"] for each in counts), **numbers}
+    """Return source and target of a direction; the languages of the settings may contain hyphens."""
+    languages = (settings["source_language"], settings["target_language"])
+    return languages if direction == "-".join(languages) else languages_of(direction)
 
 
 def _cleaning(sides: dict[str, Any]) -> list[str]:
-    """What is unusual about the lines of each side, as far as there is any, and what training does without."""
+    """Return the unusual pairs of each side by reason, and how many of them training leaves out."""
     rows = [
         (
             what,
@@ -102,14 +94,13 @@ def _cleaning(sides: dict[str, Any]) -> list[str]:
         for reason, what in REASONS.items()
         if any(side["found"].get(reason) for side in sides.values())
     ]
-    if not rows:
+    if rows:
+        head = ("cleaning: pairs", *(f"in {name}" for name in sides), "left out of train")
+        lines = aligned([head, *rows]).split("\n")
+    else:
         lines = [
             "cleaning: no pair is empty, a duplicate, in a held-out side, the same on both sides or out of proportion"
         ]
-    else:
-        lines = aligned([("cleaning: pairs", *(f"in {name}" for name in sides), "left out of train"), *rows]).split(
-            "\n"
-        )
     for name, side in sides.items():
         for number, corpus in enumerate(side["corpora"], start=1):
             if line := corpus["suspicious_line"]:
@@ -119,7 +110,7 @@ def _cleaning(sides: dict[str, Any]) -> list[str]:
 
 
 def _oddities(record: dict[str, Any]) -> list[str]:
-    """Signs of damaged or processed text, a line each: how many lines of which text have it, and what to do.
+    """Return a line per sign of damaged or processed text: how many lines of which texts have it, and what to do.
 
     It is a warning if one line in a thousand of a text has the sign.
     """
@@ -133,21 +124,23 @@ def _oddities(record: dict[str, Any]) -> list[str]:
     }
     lines = []
     for kind, advice in kinds.items():
-        found = [
-            (count, side, name, first, count >= NOTABLE * each["lines"])
-            for name, each in record["inputs"].items()
-            for side, (count, first) in each.get("oddities", {}).get(kind, {}).items()
+        counts = [
+            (count, side, name, first, count >= NOTABLE * text["lines"])
+            for name, text in record["inputs"].items()
+            for side, (count, first) in text.get("oddities", {}).get(kind, {}).items()
         ]
-        places = [f"{count:,} {side} lines of {name} (from line {first:,} on)" for count, side, name, first, _ in found]
+        places = [
+            f"{count:,} {side} lines of {name} (from line {first:,} on)" for count, side, name, first, _ in counts
+        ]
         if places:
-            much = "warning" if any(notable for *_, notable in found) else "note"
+            level = "warning" if any(notable for *_, notable in counts) else "note"
             more = f" and of {len(places) - _PLACES} more texts" if len(places) > _PLACES else ""
-            lines.append(f"{much}: {', '.join(places[:_PLACES])}{more} have {advice}")
+            lines.append(f"{level}: {', '.join(places[:_PLACES])}{more} have {advice}")
     return lines
 
 
 def _too_large(record: dict[str, Any]) -> list[str]:
-    """A warning about each vocabulary most of whose pieces are rare in the training text."""
+    """Return a warning about each vocabulary most of whose pieces are rare in the training text."""
     if record["settings"].get("tokenizer_from"):
         return []
     return [
@@ -159,7 +152,7 @@ def _too_large(record: dict[str, Any]) -> list[str]:
 
 
 def _repairs(inputs: dict[str, Any]) -> list[str]:
-    """What was put right while the text was read, and what looks like line ends but is kept."""
+    """Return the repairs of the text, and the characters that look like line ends but are kept, in one line."""
     names = {
         "carriage_returns": "carriage returns at line ends dropped",
         "byte_order_marks": "byte order marks dropped",
@@ -167,64 +160,64 @@ def _repairs(inputs: dict[str, Any]) -> list[str]:
         "inner_carriage_returns": "carriage returns within lines",
         "line_separators": "U+2028 and U+2029 within lines",
     }
-    found = {what: sum(each.get(what, 0) for each in inputs.values()) for what in names}
-    told = [f"{number:,} {names[what]}" for what, number in found.items() if number]
-    return [f"text: {', '.join(told)}"] if told else []
+    counts = {name: sum(text.get(name, 0) for text in inputs.values()) for name in names}
+    repairs = [f"{number:,} {names[name]}" for name, number in counts.items() if number]
+    return [f"text: {', '.join(repairs)}"] if repairs else []
 
 
 def _vocabulary(record: dict[str, Any]) -> str:
     settings, sizes = record["settings"]["tokenizer"], record["vocabulary"]
     size = f"{sizes['source']:,} pieces, joint" if settings["joint"] else f"{sizes['source']:,} and {sizes['target']:,}"
-    lender = f" of {record['settings']['tokenizer_from']}" if record["settings"].get("tokenizer_from") else ""
+    origin = f" of {record['settings']['tokenizer_from']}" if record["settings"].get("tokenizer_from") else ""
     sides = record["sides"].values()
-    total = sum(sum(count["pieces"].values()) for count in sides) or 1
-    shares = {what: sum(sum(count[what].values()) for count in sides) / total for what in ("bytes", "unknown")}
+    total = sum(sum(counts["pieces"].values()) for counts in sides) or 1
+    shares = {what: sum(sum(counts[what].values()) for counts in sides) / total for what in ("bytes", "unknown")}
     return (
-        f"vocabulary{lender}: {size}, {settings['kind']}, normalisation {settings['normalization']} "
+        f"vocabulary{origin}: {size}, {settings['kind']}, normalisation {settings['normalization']} "
         f"{'of the source' if 'normalization' in record else 'of both sides'}; "
         f"bytes {shares['bytes']:.2%} of the pieces, unknown {shares['unknown']:.2%}"
     )
 
 
 def _hard_to_spell(sides: dict[str, Any]) -> list[str]:
-    """The sides with many pieces that the vocabulary has no letters for; all together they would hide."""
+    """Return a line per side and direction with many byte or unknown pieces, which the total would hide."""
     lines = []
     for name, side in sides.items():
-        found: dict[str, dict[str, int]] = {}
+        totals: dict[str, dict[str, int]] = {}
         for corpus in side["corpora"]:
             for end in ("source", "target"):
-                counts = found.setdefault(f"{end} of {corpus['direction']}", {"pieces": 0, "bytes": 0, "unknown": 0})
+                counts = totals.setdefault(f"{end} of {corpus['direction']}", {"pieces": 0, "bytes": 0, "unknown": 0})
                 for what in counts:
                     counts[what] += corpus[what][end]
-        for which, counts in found.items():
+        for which, counts in totals.items():
             shares = {what: counts[what] / (counts["pieces"] or 1) for what in ("bytes", "unknown")}
             if max(shares.values()) >= NOTABLE:
-                told = ", ".join(f"{what} {share:.2%}" for what, share in shares.items())
-                lines.append(f"  {name}, {which}: {told}")
+                listed = ", ".join(f"{what} {share:.2%}" for what, share in shares.items())
+                lines.append(f"  {name}, {which}: {listed}")
     return lines
 
 
 def _altered(record: dict[str, Any]) -> list[str]:
-    """How many targets a model cannot write as they are, with one of them; data of earlier versions did not count."""
+    """Return how many targets a model cannot write unchanged, with an example; earlier versions did not count them."""
     if "normalization" not in record:
-        told = (
-            "targets were normalised too, by an earlier mtkit, so that a model cannot write what that took away; "
+        message = (
+            "targets were normalised too, by an earlier mtkit, so that a model cannot write the original text; "
             "--overwrite prepares them as they are"
         )
-        return [told] * (record["settings"]["tokenizer"]["normalization"] != "identity")
+        return [message] * (record["settings"]["tokenizer"]["normalization"] != "identity")
     sides = record["sides"].items()
     corpora = ((name, corpus) for name, side in sides for corpus in side["corpora"])
     examples = [(name, line) for name, corpus in corpora if (line := corpus.get("altered_line"))]
     if not examples:
-        return ["targets: all come back from their pieces, runs of spaces and spaces at the ends aside"]
-    found = [f"{side['altered']:,} in {name}" for name, side in sides if side.get("altered")]
+        return ["targets: all can be decoded from their pieces, runs of spaces and spaces at the ends aside"]
+    counts = [f"{side['altered']:,} in {name}" for name, side in sides if side.get("altered")]
     name, example = examples[0]
-    text, back = example["text"], example["back"]
-    pairs = enumerate(zip(text, back, strict=False))
-    differs = next((place for place, (one, other) in pairs if one != other), min(len(text), len(back)))
+    text, decoded = example["text"], example["back"]
+    pairs = enumerate(zip(text, decoded, strict=False))
+    differs = next((place for place, (one, other) in pairs if one != other), min(len(text), len(decoded)))
     begin = max(0, differs - _SHOWN // 2)
-    shown = [repr("..." * (begin > 0) + each[begin : begin + _SHOWN]) for each in (text, back)]
+    shown = [repr("..." * (begin > 0) + each[begin : begin + _SHOWN]) for each in (text, decoded)]
     return [
-        f"targets that do not come back from their pieces: {', '.join(found)}; as line {example['line']:,} of {name}, "
-        f"{shown[0]}, which comes back as {shown[1]}"
+        f"targets that decoding their pieces alters: {', '.join(counts)}; as line {example['line']:,} of {name}, "
+        f"{shown[0]}, which becomes {shown[1]}"
     ]

@@ -60,7 +60,7 @@ def test_a_language_is_folded_where_it_is_the_source_and_kept_where_it_is_the_ta
     assert prepared.valid.target_text[0] == ENGLISH.format(1000)
     # new text goes the way that the prepared text went
     assert source.encode(CHINESE.format(3)) == prepared.train.source[3].tolist()[1:]
-    assert "targets: all come back" in summary(prepare(prepared.settings), 1_024)
+    assert "targets: all can be decoded" in summary(prepare(prepared.settings), 1_024)
 
 
 def test_targets_that_do_not_come_back_are_counted_with_an_example(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_targets_that_do_not_come_back_are_counted_with_an_example(tmp_path: Pat
     sides = report.record["sides"]
     assert (sides["train"]["altered"], sides["valid"]["altered"]) == (0, 2)
     line = next(each for each in summary(report, 1_024).split("\n") if each.startswith("targets"))
-    assert line.startswith("targets that do not come back from their pieces: 2 in valid; as line 3 of valid, '")
-    assert "☃', which comes back as" in line
+    assert line.startswith("targets that decoding their pieces alters: 2 in valid; as line 3 of valid, '")
+    assert "☃', which becomes" in line
     assert line.endswith(") '")
 
 

@@ -1,14 +1,12 @@
-"""Documents of the built-in corpus: sentences about things that later sentences call "it".
+"""The built-in corpus: sentences or documents of a synchronous grammar, English to German, drawn from a seed.
 
-German uses er, sie or es, by the gender of the noun that "it" refers to. That noun may be several sentences back, and
-the sentence has no other clue. "It" always refers to the thing introduced last ("Anna bought a lamp."): the sentences
-between name no other single thing. So each document has one right translation, which needs its context.
+Every source has exactly one correct target: the English words determine the German gender, case, tense and verb
+position. So a model that has learned the grammar can reach 100 BLEU. Word-by-word lookup, which models neither
+agreement nor word order, scores far lower.
 
-The built-in corpus: a synchronous grammar, English to German, drawn from a seed.
-
-Every source has exactly one right target: the English words determine the German gender, case, tense and verb position.
-So a model that has learned the grammar can reach 100 BLEU. Word-by-word lookup, which models neither agreement nor word
-order, scores far lower.
+Sentences of documents refer to things as "it". German uses er, sie or es, by the gender of the noun, which may be
+several sentences back; the sentence has no other clue. "It" always refers to the thing introduced last ("Anna bought a
+lamp."): the sentences between name no other single thing. So the only correct translation requires the context.
 """
 
 import random

@@ -1,9 +1,8 @@
-"""Noun phrases of the built-in corpus: determiner, adjective and noun agree in German case, gender and number.
+"""The grammar of the built-in corpus: noun phrases and clauses with one meaning in both languages.
 
-Clauses of the built-in corpus: one meaning, two word orders.
-
-German puts the finite verb second in main clauses ("main"; "inverted" when something else than the subject comes
-first, and in questions) and last in subordinate ones ("final"); the rest of the verb group goes to the end.
+In German noun phrases, determiner, adjective and noun agree in case, gender and number. German clauses put the finite
+verb second in main clauses ("main"; "inverted" if something else than the subject comes first, and in questions) and
+last in subordinate ones ("final"); the rest of the verb group is at the end.
 """
 
 import re
@@ -29,13 +28,26 @@ _INDEFINITE = {
 _STEMS = {"a": "ein", "no": "kein", "my": "mein", "his": "sein", "her": "ihr", "our": "unser"}
 POSSESSIVES = ("my", "his", "her", "our")
 
+_PRONOUNS = {
+    "I": ("me", 1, False, "ich mich mir"),
+    "you": ("you", 2, False, "du dich dir"),
+    "he": ("him", 3, False, "er ihn ihm"),
+    "she": ("her", 3, False, "sie sie ihr"),
+    "we": ("us", 1, True, "wir uns uns"),
+    "they": ("them", 3, True, "sie sie ihnen"),
+    "it-m": ("it", 3, False, "er ihn ihm"),
+    "it-f": ("it", 3, False, "sie sie ihr"),
+    "it-n": ("it", 3, False, "es es ihm"),
+}
+"""Object form, person, plural, and the German nominative, accusative and dative."""
+
 
 @dataclass(frozen=True)
 class Phrase:
-    """A noun phrase in both languages, with what verbs and word order need to know of it."""
+    """A noun phrase in both languages, with the features that verbs and word order depend on."""
 
     subject: str
-    """English, as a subject; `object` likewise."""
+    """English as a subject; `object` is English as an object."""
     object: str
     german: Mapping[str, str]
     """German forms by case."""
@@ -51,32 +63,31 @@ class Phrase:
         return self.person == 3 and not self.plural
 
     def who(self, english: str, german: str) -> "Phrase":
-        """With a relative clause behind it; German sets it between commas."""
+        """Return the phrase with a relative clause after it, in German between commas."""
         texts = {case: f"{text}, {german}," for case, text in self.german.items()}
         return replace(self, subject=f"{self.subject} {english}", object=f"{self.object} {english}", german=texts)
 
     def relative(self, case: str) -> str:
-        """The German relative pronoun that refers to it."""
+        """Return the German relative pronoun for the phrase."""
         if self.plural and case == "dative":
             return "denen"
         return _DEFINITE[case]["plural" if self.plural else self.gender]
 
 
 def pronoun(word: str, gender: str = "m") -> Phrase:
-    """The pronoun of an English subject form; "it" is German by the gender of the noun it stands for."""
-    key = f"it-{gender}" if word == "it" else word
-    object_form, person, plural, forms = _PRONOUNS[key]
+    """Return the pronoun of an English subject form; the gender of "it" is that of its German noun."""
+    object_form, person, plural, forms = _PRONOUNS[f"it-{gender}" if word == "it" else word]
     german = dict(zip(CASES, forms.split(), strict=False))
     return Phrase(word, object_form, german, person, plural, gender, pronoun=True)
 
 
 def name(text: str) -> Phrase:
-    """A person's name, the same in both languages and in every case."""
+    """Return a person's name, the same in both languages and in every case."""
     return Phrase(text, text, dict.fromkeys(CASES, text))
 
 
 def both(one: str, other: str) -> Phrase:
-    """Two names joined, a plural."""
+    """Return two names joined, a plural."""
     english, german = f"{one} and {other}", f"{one} und {other}"
     return Phrase(english, english, dict.fromkeys(CASES, german), plural=True)
 
@@ -84,7 +95,7 @@ def both(one: str, other: str) -> Phrase:
 def noun_phrase(
     noun: Noun, determiner: str, *, adjective: Adjective | None = None, plural: bool = False, number: Pair | None = None
 ) -> Phrase:
-    """A determiner ("the", "a", "no", a possessive, or "" for a bare or counted plural), an adjective and a noun.
+    """Return a determiner ("the", "a", "no", a possessive, or "" for a bare or counted plural), adjective and noun.
 
     "no" is the German negation of an indefinite object; in English the verb carries the "not", and "a" stays.
     """
@@ -102,7 +113,7 @@ def noun_phrase(
 
 
 def owned(owner: Noun, noun: Noun) -> Phrase:
-    """ "The teacher's car": German sets the owner behind, in the genitive."""
+    """Return a phrase like "the teacher's car", whose German owner follows in the genitive."""
     english = f"the {owner.english}'s {noun.english}"
     thing, person = noun_phrase(noun, "the"), noun_phrase(owner, "the")
     german = {case: f"{thing.german[case]} {person.german['genitive']}" for case in CASES}
@@ -124,27 +135,12 @@ def _german(
 
 
 def _ending(determiner: str, case: str, slot: str) -> str:
-    """The adjective's ending: strong without a determiner, weak after "der", mixed after "ein"."""
+    """Return the adjective's ending: strong without a determiner, weak after "der", mixed after "ein"."""
     if not determiner:
         return {"nominative": "e", "accusative": "e", "dative": "en", "genitive": "er"}[case]
-    changes = case in {"dative", "genitive"} or slot == "plural" or (case == "accusative" and slot == "m")
-    if changes:
+    if case in {"dative", "genitive"} or slot == "plural" or (case == "accusative" and slot == "m"):
         return "en"
     return "e" if determiner == "the" else {"m": "er", "f": "e", "n": "es"}[slot]
-
-
-_PRONOUNS = {
-    "I": ("me", 1, False, "ich mich mir"),
-    "you": ("you", 2, False, "du dich dir"),
-    "he": ("him", 3, False, "er ihn ihm"),
-    "she": ("her", 3, False, "sie sie ihr"),
-    "we": ("us", 1, True, "wir uns uns"),
-    "they": ("them", 3, True, "sie sie ihnen"),
-    "it-m": ("it", 3, False, "er ihn ihm"),
-    "it-f": ("it", 3, False, "sie sie ihr"),
-    "it-n": ("it", 3, False, "es es ihm"),
-}
-"""Object form, person, plural, and German in the first three cases."""
 
 
 NOTHING = Pair("", "")
@@ -152,7 +148,7 @@ NOTHING = Pair("", "")
 
 @dataclass(frozen=True)
 class Clause:
-    """Who does what to whom: a verb with its subject and objects.
+    """A verb with its subject and objects.
 
     `tense` is present, past, like ("likes to sing", German "singt gern") or a modal: will, can, must, should, want.
     """
@@ -168,19 +164,19 @@ class Clause:
     place: Pair = NOTHING
 
     def english(self, question: bool = False, time: bool = True) -> str:
-        """The words in English order; `time` False leaves the adverbial of time to the caller, who sets it first."""
+        """Return the words in English order, without the adverbial of time if `time` is False."""
         return _join(*self._english_verb(question), self._english_rest(), self.time.english if time else "")
 
     def english_predicate(self) -> str:
-        """The clause without its subject, for "who ...": the subject is a relative pronoun."""
+        """Return the clause without its subject, after the relative pronoun "who"."""
         return _join(self._english_verb(False)[2], self._english_rest())
 
     def english_infinitive(self) -> str:
-        """The clause as "to ..."."""
+        """Return the clause as "to ..."."""
         return _join("to", self.verb.base, self._english_rest())
 
     def german(self, order: str, time: bool = True) -> str:
-        """The words in German order; see the module for the orders."""
+        """Return the words in a German order; see the module for the orders."""
         finite, end = self._german_verb(order)
         middle = self._middle(self.time.german if time else "")
         subject = self.subject.german["nominative"]
@@ -191,16 +187,16 @@ class Clause:
         return _join(subject, middle, end, finite)
 
     def german_predicate(self) -> str:
-        """The verb-final clause without its subject, behind a relative pronoun."""
+        """Return the verb-final clause without its subject, after a relative pronoun."""
         finite, end = self._german_verb("final")
         return _join(self._middle(""), end, finite)
 
     def german_infinitive(self) -> str:
-        """The clause with zu and the infinitive, which come last."""
+        """Return the clause with zu and the infinitive, which come last."""
         return _join(self._middle(""), self.verb.zu_infinitive)
 
     def _english_verb(self, question: bool) -> tuple[str, str, str]:
-        """What stands before the subject, then the subject, then the verb group."""
+        """Return the verb before the subject, the subject, and the rest of the verb group."""
         subject, often, base = self.subject.subject, self.frequency.english, self.verb.base
         if self.tense in {"will", "can", "must", "should"}:
             if question:
@@ -209,14 +205,14 @@ class Clause:
             return "", subject, _join(finite, often, base)
         past = "past" if self.tense == "past" else "present"
         to = self.tense in {"want", "like"}
-        do = "did" if past == "past" else "does" if self.subject.third_singular else "do"
+        third = self.subject.third_singular
+        do = "did" if past == "past" else "does" if third else "do"
         head = self.tense if to else base
         rest = f"to {base}" if to else ""
         if question:
             return do, subject, _join("not" if self.negated else "", often, head, rest)
         if self.negated:
             return "", subject, _join(do, "not", head, rest)
-        third = self.subject.third_singular
         inflected = head + ("s" if third else "") if to else self.verb.inflected(past, third)
         return "", subject, _join(often, inflected, rest)
 
@@ -228,20 +224,17 @@ class Clause:
         return _join(objects if late else "", verb.particle, "" if late else objects, self.place.english)
 
     def _german_verb(self, order: str) -> tuple[str, str]:
-        """The finite verb, and what of the verb group goes to the end of the clause."""
-        verb, form = self.verb, self._form
+        """Return the finite verb, and the part of the verb group at the end of the clause."""
+        verb = self.verb
         if self.tense in {"present", "like"}:
             finite = verb.present(self.subject.person, self.subject.plural)
             return (verb.prefix + finite, "") if order == "final" else (finite, verb.prefix)
         if self.tense == "past":
-            return form(verb.auxiliary), verb.participle
-        return form(self.tense), verb.infinitive
-
-    def _form(self, auxiliary: str) -> str:
-        return AUXILIARIES[auxiliary][3 if self.subject.plural else self.subject.person - 1]
+            return _finite(verb.auxiliary, self.subject), verb.participle
+        return _finite(self.tense, self.subject), verb.infinitive
 
     def _middle(self, time: str) -> str:
-        """Pronouns, time, dative, known things, negation, place, new things."""
+        """Return pronouns, time, dative, known things, negation, place, new things."""
         recipient = self.recipient.german["dative"] if self.recipient else ""
         thing = self.object.german[self.verb.case] if self.object else ""
         pronouns, nouns, new = [], [], ""
@@ -254,14 +247,14 @@ class Clause:
         if self.recipient:
             (pronouns if self.recipient.pronoun else nouns).insert(0, recipient)
         gladly = "gern" if self.tense == "like" else ""
-        # an indefinite object carries the negation itself, as "kein"
+        # an indefinite object carries the negation, as "kein"
         negation = "nicht" if self.negated and not new else ""
         return _join(*pronouns, time, self.frequency.german, gladly, *nouns, negation, self.place.german, new)
 
 
 @dataclass(frozen=True)
 class Being:
-    """What something is like: "the lamp is very old", "the lamp is older than the table"."""
+    """A description of its subject: "the lamp is very old", "the lamp is older than the table"."""
 
     subject: Phrase
     adjective: Adjective
@@ -270,7 +263,7 @@ class Being:
     than: Phrase | None = None
 
     def english(self, question: bool = False) -> str:
-        """The words in English order."""
+        """Return the words in English order."""
         singular = self.subject.third_singular or self.subject.subject == "I"
         present = "am" if self.subject.subject == "I" else "is" if singular else "are"
         verb = ("was" if singular else "were") if self.past else present
@@ -279,9 +272,8 @@ class Being:
         return _join(*order, self.degree.english, *what)
 
     def german(self, order: str) -> str:
-        """The words in German order; what something is compared with stays behind the verb."""
-        forms = AUXILIARIES["war" if self.past else "sein"]
-        finite = forms[3 if self.subject.plural else self.subject.person - 1]
+        """Return the words in a German order; the object of a comparison follows the verb."""
+        finite = _finite("war" if self.past else "sein", self.subject)
         subject, than = self.subject.german["nominative"], ""
         if self.than:
             than = f"als {self.than.german['nominative']}"
@@ -294,10 +286,14 @@ class Being:
 
 
 def sentence(text: str, mark: str = ".") -> str:
-    """Words as a sentence: a capital first, one comma where two meet, none before the closing mark."""
+    """Return words as a sentence: a capital first, one comma where two meet, none before the closing mark."""
     text = re.sub(r"(?:\s*,)+", ",", text).strip(" ,")
     text = re.sub(r",(?=\w)", ", ", text)
     return text[0].upper() + text[1:] + mark
+
+
+def _finite(auxiliary: str, subject: Phrase) -> str:
+    return AUXILIARIES[auxiliary][3 if subject.plural else subject.person - 1]
 
 
 def _join(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""The words of the built-in corpus: English and German side by side, with the forms that agreement asks for."""
+"""The words of the built-in corpus in English and German, with the forms that agreement requires."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,7 +7,7 @@ CASES = ("nominative", "accusative", "dative", "genitive")
 
 
 class Pair(NamedTuple):
-    """Words that do not change: adverbs, conjunctions, names, places with their preposition."""
+    """Uninflected words: adverbs, conjunctions, names, places with their preposition."""
 
     english: str
     german: str
@@ -25,10 +25,10 @@ class Noun:
     genitive: str = ""
     """Ending of the genitive singular."""
     weak: str = ""
-    """Ending of all singular cases but the nominative: "der Junge, den Jungen"."""
+    """Ending of all singular cases except the nominative: "der Junge, den Jungen"."""
 
     def form(self, case: str, plural: bool) -> str:
-        """The German noun in a case and number; the dative plural adds -n where it can."""
+        """Return the German noun in a case and number; the dative plural adds -n if possible."""
         if plural:
             adds_n = case == "dative" and not self.german_plural.endswith(("n", "s"))
             return self.german_plural + ("n" if adds_n else "")
@@ -48,7 +48,7 @@ class Adjective:
 
     @property
     def stem(self) -> str:
-        """What the German endings are added to."""
+        """The German stem, to which endings are added."""
         return self.german.removesuffix("e")
 
 
@@ -56,8 +56,8 @@ class Adjective:
 class Verb:
     """A verb: English base, third person and past; German forms for ich, du, er, wir, and the participle.
 
-    A German `prefix` separates in main clauses; an English `particle` goes behind a pronoun object, and a
-    `preposition` stays before the object. `case` is that of the German object, `auxiliary` that of the perfect.
+    A German `prefix` separates in main clauses; an English `particle` follows a pronoun object, and a `preposition`
+    precedes the object. `case` is the German object's case, `auxiliary` the German perfect's auxiliary.
     """
 
     english: str
@@ -74,12 +74,12 @@ class Verb:
         return self.english.split()[0]
 
     def inflected(self, tense: str, third_singular: bool) -> str:
-        """The English present or past without an auxiliary."""
+        """Return the English present or past without an auxiliary."""
         base, third, past = self.english.split()
         return past if tense == "past" else third if third_singular else base
 
     def present(self, person: int, plural: bool) -> str:
-        """The German finite present, without its prefix."""
+        """Return the German finite present, without its prefix."""
         return self.forms.split()[3 if plural else person - 1]
 
     @property
@@ -89,7 +89,7 @@ class Verb:
 
     @property
     def zu_infinitive(self) -> str:
-        """The German infinitive with zu, which a separable prefix takes inside."""
+        """The German infinitive with zu, which follows a separable prefix."""
         stem = self.forms.split()[3]
         return f"{self.prefix}zu{stem}" if self.prefix else f"zu {stem}"
 
@@ -216,7 +216,7 @@ VERBS = {
         Verb("forget forgets forgot", "vergesse vergisst vergisst vergessen vergessen"),
     ),
 }
-"""Verbs by what they take: a thing, a person, both, nothing, a direction, a clause, or an infinitive."""
+"""Verbs by their complement: a thing, a person, both, none, a direction, a clause, or an infinitive."""
 
 WOMEN = ("Anna", "Maria", "Lena", "Julia")
 MEN = ("Peter", "Paul", "Karl", "Felix")
@@ -260,7 +260,7 @@ TIMES = {
     "present": (Pair("today", "heute"), Pair("now", "jetzt"), Pair("every day", "jeden Tag")),
     "future": (Pair("tomorrow", "morgen"), Pair("next week", "nächste Woche")),
 }
-"""Adverbials that only go with one tense; days and hours go with all."""
+"""Adverbials of one tense; days and hours suit all tenses."""
 
 FREQUENCIES = (Pair("often", "oft"), Pair("always", "immer"), Pair("never", "nie"), Pair("sometimes", "manchmal"))
 

@@ -1,7 +1,4 @@
-"""Clauses and noun phrases of the built-in corpus, drawn at random.
-
-Sentences of the built-in corpus, a method a construction.
-"""
+"""Random sentences of the built-in corpus, with one method per construction."""
 
 import random
 from dataclasses import dataclass, replace
@@ -26,12 +23,14 @@ from mtkit.data.builtin.lexicon import Pair, Verb
 Item = TypeVar("Item")
 
 _PRONOUNS = ("I", "I", "I", "you", "you", "you", "he", "she", "we", "they")
-"""Subjects; the forms that go with I and you are the rarest otherwise."""
+"""Pronoun subjects; verb forms of I and you would otherwise be the rarest."""
 
 
 class Drawer:
-    """Draws clauses and noun phrases, and notes the constructions it used; `things` False keeps inanimate singular
-    nouns, and places, out of them."""
+    """Draws clauses and noun phrases, and records their constructions.
+
+    With `things` False, they contain no inanimate singular nouns and no places.
+    """
 
     def __init__(self, random_: random.Random, things: bool = True) -> None:
         self._random = random_
@@ -52,7 +51,7 @@ class Drawer:
         place: bool = True,
         tenses: tuple[str, ...] = ("past", "present", "modal"),
     ) -> Clause:
-        """A clause; `final` says that its verb will come last, the chances are those of each part to be there."""
+        """Draw a clause; `final`: its verb comes last; the numbers are the probabilities of each part."""
         subject = subject or self.subject()
         kinds = {"thing": 33, "person": 27, "giving": 11, "alone": 26, "motion": 10 if self._things and place else 0}
         if not self._things:
@@ -84,24 +83,24 @@ class Drawer:
         return Clause(subject, verb, tense, thing, recipient, negated, often, when, where)
 
     def time(self, tense: str) -> Pair:
-        """When it happens, fitting a tense."""
+        """Draw an adverbial of time for a tense."""
         self._use("time")
         epoch = {"past": "past", "present": "present", "like": "present"}.get(tense, "future")
         return self._pick(self._pick((lexicon.TIMES[epoch], lexicon.DAYS, lexicon.HOURS)))
 
     def _tense(self, subject: Phrase, verb: Verb, final: bool, tenses: tuple[str, ...]) -> str:
         ich_or_du = subject.person < 3 and not subject.plural
-        # their forms are each verb's own, and seen often enough only if they favour the present
+        # their forms differ between verbs, and are frequent enough only if the present is favoured
         tense = self._pick(("present",) * 3 + tenses if ich_or_du and "present" in tenses else tenses)
         if tense == "modal":
             tense = self._pick(("will", "can", "must", "should", "want", "like"))
-        # "anrufst", "mitbringe": forms joined to the prefix, of ich and du, would be too rare
+        # forms of ich and du joined to the prefix, "anrufst", "mitbringe", would be too rare
         return "past" if tense in {"present", "like"} and final and verb.prefix and ich_or_du else tense
 
     # noun phrases
 
     def subject(self, pronouns: tuple[str, ...] = _PRONOUNS) -> Phrase:
-        """Who acts: a person, several, a name or a pronoun."""
+        """Draw a subject: a person, several, a name or a pronoun."""
         kind = self._random.random()
         if kind < 0.38:
             return pronoun(self._pick(pronouns))
@@ -113,17 +112,16 @@ class Drawer:
         return self._people()
 
     def _person(self, subject: Phrase) -> Phrase:
-        """Whom it is done to; never the subject itself."""
+        """Draw a person as an object; never the subject itself."""
         kind = self._random.random()
         if kind < 0.3:
-            person = (subject.person, subject.plural) if subject.pronoun and subject.person < 3 else None
-            own = {(1, False): {"I", "we"}, (1, True): {"I", "we"}, (2, False): {"you"}}.get(
-                person or (3, False), set()
-            )
+            reflexive = {1: {"I", "we"}, 2: {"you"}}.get(subject.person if subject.pronoun else 3, set())
             self._use("pronoun object")
-            return pronoun(self._pick([word for word in ("I", "you", "he", "she", "we", "they") if word not in own]))
+            words = ("I", "you", "he", "she", "we", "they")
+            return pronoun(self._pick([word for word in words if word not in reflexive]))
         if kind < 0.45:
-            return name(self._pick([each for each in (*lexicon.WOMEN, *lexicon.MEN) if each not in subject.subject]))
+            names = (*lexicon.WOMEN, *lexicon.MEN)
+            return name(self._pick([text for text in names if text not in subject.subject]))
         return self._people(singular=("the", *POSSESSIVES))
 
     def _people(self, singular: tuple[str, ...] = ("the", "the", "a", "a", *POSSESSIVES)) -> Phrase:
@@ -194,7 +192,7 @@ SHORTEST, LONGEST = 5, 16
 
 @dataclass(frozen=True)
 class GrammarSegment:
-    """A source with its one right target, and the names of the constructions that made it."""
+    """A source with its only correct target, and the names of their constructions."""
 
     source: str
     target: str
@@ -202,7 +200,7 @@ class GrammarSegment:
 
 
 class Writer(Drawer):
-    """Draws sentences; `things` False keeps inanimate singular nouns, and places, out of them."""
+    """Draws sentences; with `things` False, they contain no inanimate singular nouns and no places."""
 
     def __init__(self, random_: random.Random, things: bool = True) -> None:
         super().__init__(random_, things)
@@ -221,7 +219,7 @@ class Writer(Drawer):
         ]
 
     def segment(self) -> GrammarSegment:
-        """A sentence of 5 to 16 English words."""
+        """Draw a sentence of 5 to 16 English words."""
         kinds, weights = [kind for _, kind in self._kinds], [weight for weight, _ in self._kinds]
         while True:
             self._used = set()
@@ -246,7 +244,7 @@ class Writer(Drawer):
         if word.english:
             clause = self.clause(negation=0.0, time=0.5 * (word.english != "when"), place=word.english != "where")
         else:
-            # few verbs come first, and not those of ich and du: with a capital, each would be too rare
+            # few forms come first, and none of ich and du: with a capital, each would be too rare
             subject = self.subject(pronouns=("he", "she", "we", "they"))
             clause = self.clause(subject=subject, negation=0.0, time=0.5, tenses=("past", "can", "should", "want"))
         return f"{word.english} {clause.english(question=True)}", f"{word.german} {clause.german('inverted')}", "?"
@@ -259,7 +257,7 @@ class Writer(Drawer):
         negation = 0.2 if word.english in {"because", "although"} else 0.0
         tenses = ("past",) if epoch == "past" else ("present", "modal")
         main = self.clause(time=0.0, place=False, frequency=0.0, tenses=tenses)
-        # a past told of ich or du may be the stand-in for a present, see `_tense`
+        # the past of ich or du may replace a present, see `_tense`
         reason = self.clause(final=True, negation=negation, time=0.2, tenses=(epoch,))
         self._use(f"{word.english} {word.german}")
         english, german = f"{word.english} {reason.english()}", f"{word.german} {reason.german('final')}"
@@ -269,7 +267,7 @@ class Writer(Drawer):
         return f"{main.english()} {english}", f"{main.german('main')}, {german}", "."
 
     def _that(self) -> tuple[str, str, str]:
-        """A clause behind a verb of saying or asking."""
+        """Draw a clause after a verb of saying or asking."""
         asking = self._chance(0.25)
         verb = self._pick(lexicon.VERBS["asking" if asking else "saying"])
         word = Pair("whether", "ob") if asking else Pair("that", "dass")
@@ -281,7 +279,7 @@ class Writer(Drawer):
         return english, f"{main.german('main')}, {word.german} {content.german('final')}", "."
 
     def _relative(self) -> tuple[str, str, str]:
-        """Somebody who does something, or something that somebody does something to."""
+        """Draw somebody who does something, or something that somebody does something to."""
         if self._things and self._chance(0.4):
             self._use("relative that")
             verb, noun = self._pick(lexicon.VERBS["thing"]), self._pick(lexicon.THINGS)
@@ -308,7 +306,7 @@ class Writer(Drawer):
         return english, f"{one.german('main')}{comma} {word.german} {other.german('main')}", "."
 
     def _trying(self) -> tuple[str, str, str]:
-        """An infinitive with zu behind a verb that asks for one."""
+        """Draw an infinitive with zu after a verb that requires one."""
         self._use("infinitive with zu")
         subject, verb = self.subject(), self._pick(lexicon.VERBS["trying"])
         main = Clause(subject, verb, self._tense(subject, verb, False, ("present", "past")))
@@ -317,7 +315,7 @@ class Writer(Drawer):
         return english, f"{main.german('main')}, {inner.german_infinitive()}", "."
 
     def _purpose(self) -> tuple[str, str, str]:
-        """A direction and "to ...", in German "um ... zu"."""
+        """Draw a direction and "to ...", in German "um ... zu"."""
         self._use("um zu")
         main = self.clause(kind="motion", negation=0.0, time=0.0, frequency=0.0, tenses=("past", "present"))
         inner = self.clause(
@@ -328,7 +326,7 @@ class Writer(Drawer):
         return english, f"{main.german('main')}, um {inner.german_infinitive()}", "."
 
     def _comparison(self) -> tuple[str, str, str]:
-        """What something or somebody is like, alone or beside another."""
+        """Draw a description of something or somebody, perhaps compared with another."""
         nouns, adjectives = self._pick(((lexicon.PEOPLE, lexicon.PERSONAL), (lexicon.THINGS, lexicon.MATERIAL)))
         one, other = self._random.sample(nouns, 2)
         adjective, plural, past = self._pick(adjectives), self._chance(0.25), self._chance(0.4)
@@ -344,7 +342,7 @@ class Writer(Drawer):
         return being.english(), being.german("main"), "."
 
     def _it(self) -> tuple[str, str, str]:
-        """A pronoun that takes the gender of the thing in the clause before."""
+        """Draw a pronoun with the gender of the thing in the preceding clause."""
         self._use("it within a sentence")
         noun = self._pick(lexicon.THINGS)
         main = self.clause(kind="thing", time=0.0, place=False, negation=0.1, frequency=0.0)
@@ -359,7 +357,7 @@ class Writer(Drawer):
         return english, f"{main.german('main')}, {word.german} {being.german('final')}", "."
 
     def _there(self) -> tuple[str, str, str]:
-        """ "There is", in German "es gibt" behind the place."""
+        """Draw "there is", in German "es gibt" after the place."""
         self._use("there is")
         place = self._place()
         nouns, adjectives = self._pick(((lexicon.PEOPLE, lexicon.PERSONAL), (lexicon.THINGS, lexicon.MATERIAL)))
