@@ -1,8 +1,6 @@
 """Forced decoding: log-probabilities and attention weights of given translations."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -11,10 +9,9 @@ from torch import Tensor
 from mtkit.decoding.contract import Engine
 from mtkit.decoding.engines.model_engine import decoding_with
 from mtkit.decoding.lines.source import Segment, Source, SourceLines
-from mtkit.decoding.parallel import at_once, parallel_map
-from mtkit.decoding.translate import OnProgress, padded, plan, tasks_of
+from mtkit.decoding.parallel import map_batches
+from mtkit.decoding.translate import OnProgress, padded, tasks_of
 from mtkit.errors import DataError
-from mtkit.memory import Halving
 from mtkit.model.layers import Weights
 from mtkit.model.network import Network
 from mtkit.text.tokenizer import BOS, EOS, PAD, Tokenizers
@@ -107,18 +104,15 @@ def _in_batches(
     targets: Sequence[Sequence[int]],
     batch_tokens: int,
     device: torch.device,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda lines: None,
 ) -> list[Result]:
     """The results for pairs of a segment and a target, in order; `work` computes batches of indices in parallel."""
     lengths = [max(len(segment.pieces), len(target)) for segment, target in zip(segments, targets, strict=True)]
-    batches = plan(lengths, batch_tokens, 1, at_once(device))
-    computed: dict[int, Result] = {}
-    parts = parallel_map(partial(Halving(lengths).run, work), batches, device)
-    for rows, results in zip(batches, parts, strict=True):
-        computed |= zip(rows, chain.from_iterable(results), strict=True)
-        if on_progress is not None:
-            on_progress(len(rows))
-    return [computed[row] for row in range(len(lengths))]
+    results: dict[int, Result] = {}
+    for batch in map_batches(work, lengths, batch_tokens, device):
+        results |= batch
+        on_progress(len(batch))
+    return [results[row] for row in range(len(lengths))]
 
 
 def forced_weights(

@@ -1,4 +1,4 @@
-"""Batches in parallel on a CPU, in threads (`parallel_map`) or in forked processes (`Workers`).
+"""Batches of segments (`map_batches`), several at once on a CPU: in threads, or in forked processes (`Workers`).
 
 Two threads speed up one batch of small products little, two batches almost twofold. Python runs one thread at a time
 between PyTorch's operations; processes do not wait for each other.
@@ -13,21 +13,78 @@ import signal
 import sys
 import threading
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from itertools import chain
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+
+from mtkit.memory import Halving
 
 MOST = 8
 """Maximum items at a time: between PyTorch's operations, Python runs only one thread."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+LEAST = 512
+"""Padded pieces below which batches are not made smaller for the sake of evenness."""
+
+
+def map_batches(
+    work: Callable[[Sequence[int]], Sequence[Result]],
+    lengths: Sequence[int],
+    batch_tokens: int,
+    device: torch.device,
+    *,
+    hypotheses: int = 1,
+    most: int = MOST,
+) -> Iterator[list[tuple[int, Result]]]:
+    """Batch by batch of `plan`, the index of each segment with its result.
+
+    `work` returns the results of the segments with these indices. A batch that exceeds the memory is halved. On a CPU,
+    at most `most` batches are computed at once.
+    """
+    batches = plan(lengths, batch_tokens, hypotheses, at_once(device, most=most))
+    halves = parallel_map(partial(Halving(lengths).run, work), batches, device, most)
+    for indices, results in zip(batches, halves, strict=True):
+        yield list(zip(indices, chain.from_iterable(results), strict=True))
+
+
+def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: int = 1) -> list[list[int]]:
+    """The segments of each batch by index, longest first, so that memory runs out in the first batch or never.
+
+    A batch holds at most `batch_tokens` padded source pieces, each counted once per hypothesis, or one segment. If
+    several batches are computed `at_once`, the number of batches is raised to a multiple of this number, with batches
+    as small as that allows, so that all end at about the same time.
+    """
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
+
+    def filled(limit: int) -> list[list[int]]:
+        batches: list[list[int]] = []
+        room = 0
+        for index in order:
+            if room < 1:
+                batches.append([])
+                room = max(1, limit // (hypotheses * lengths[index]))
+            batches[-1].append(index)
+            room -= 1
+        return batches
+
+    batches = filled(batch_tokens)
+    if at_once > 1:
+        count = -(-len(batches) // at_once) * at_once
+        least = min(LEAST, batch_tokens)
+        batches = filled(bisect_left(range(batch_tokens), True, least, key=lambda limit: len(filled(limit)) <= count))
+    return batches
 
 
 def parallel_map(

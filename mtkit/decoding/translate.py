@@ -1,7 +1,6 @@
 """Translation of lines by an engine: N lines in, N lines out, in order, for any text."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,43 +11,11 @@ from torch import Tensor
 
 from mtkit.decoding.contract import Engine, Hypotheses, SourceBatch
 from mtkit.decoding.lines.source import Segment, Source, SourceLines, split_lines
-from mtkit.decoding.parallel import at_once, parallel_map
+from mtkit.decoding.parallel import map_batches
 from mtkit.errors import MtkitError
-from mtkit.memory import Halving
 from mtkit.recipe import DecodingSettings
 from mtkit.text.languages import seam
 from mtkit.text.tokenizer import EOS, PAD, Tokenizer, Tokenizers
-
-LEAST = 512
-"""Padded pieces below which batches are not made smaller for the sake of evenness."""
-
-
-def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: int = 1) -> list[list[int]]:
-    """The segments of each batch by index, longest first, so that memory runs out in the first batch or never.
-
-    A batch holds at most `batch_tokens` padded source pieces, each counted once per hypothesis, or one segment. If
-    several batches are computed `at_once`, the number of batches is raised to a multiple of this number, with batches
-    as small as that allows, so that all end at about the same time.
-    """
-    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
-
-    def filled(limit: int) -> list[list[int]]:
-        batches: list[list[int]] = []
-        room = 0
-        for index in order:
-            if room < 1:
-                batches.append([])
-                room = max(1, limit // (hypotheses * lengths[index]))
-            batches[-1].append(index)
-            room -= 1
-        return batches
-
-    batches = filled(batch_tokens)
-    if at_once > 1:
-        count = -(-len(batches) // at_once) * at_once
-        least = min(LEAST, batch_tokens)
-        batches = filled(bisect_left(range(batch_tokens), True, least, key=lambda limit: len(filled(limit)) <= count))
-    return batches
 
 
 def make_batch(
@@ -199,9 +166,9 @@ def _translate_segments(
     device: torch.device,
 ) -> Iterator[list[tuple[int, list[Translation]]]]:
     """Batch by batch, the indices of the segments, each with its `n_best` translations."""
-    settings, lengths = engine.settings, [len(segment.pieces) for segment in segments]
+    settings = engine.settings
 
-    def translate(indices: Sequence[int]) -> list[tuple[int, list[Translation]]]:
+    def translate(indices: Sequence[int]) -> list[list[Translation]]:
         chosen = [segments[index] for index in indices]
         limits = [
             lines.trained_on.limit(segment.pieces, segment.task, engine.longest_target, settings.max_pieces)
@@ -209,25 +176,28 @@ def _translate_segments(
         ]
         batch = make_batch(chosen, limits, device, lines.numbers, stopped)
         batch.check()
-        hypotheses = engine.translate(batch)
-        return list(zip(indices, _texts(hypotheses, limits, tokenizer, settings.n_best), strict=True))
+        return _texts(engine.translate(batch), limits, tokenizer, settings.n_best)
 
-    most = engine.max_parallel
-    plans = plan(lengths, settings.batch_tokens, hypotheses_of(settings), at_once(device, most=most))
-    for halves in parallel_map(partial(Halving(lengths).run, translate), plans, device, most):
-        yield from halves
+    return map_batches(
+        translate,
+        [len(segment.pieces) for segment in segments],
+        settings.batch_tokens,
+        device,
+        hypotheses=hypotheses_of(settings),
+        most=engine.max_parallel,
+    )
 
 
-def _texts(
-    hypotheses: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, n_best: int
-) -> Iterator[list[Translation]]:
+def _texts(hypotheses: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, n_best: int) -> list[list[Translation]]:
     """The `n_best` translations of each segment in a batch."""
     columns = (hypotheses.pieces, hypotheses.lengths, hypotheses.log_probs, hypotheses.scores)
-    for limit, *segment in zip(limits, *(column[:, :n_best].tolist() for column in columns), strict=True):
-        yield [
+    return [
+        [
             Translation(tokenizer.decode(ids[:length]), score, log_prob, tuple(ids[:length]), cut=length >= limit)
             for ids, length, log_prob, score in zip(*segment, strict=True)
         ]
+        for limit, *segment in zip(limits, *(column[:, :n_best].tolist() for column in columns), strict=True)
+    ]
 
 
 def _separate(joint: Translation, tokenizer: Tokenizer, lines: int) -> list[Translation]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mtkit.decoding.parallel import MOST, parallel_map
+from mtkit.decoding.parallel import MOST, parallel_map, plan
 
 CPU = torch.device("cpu")
 
@@ -89,3 +89,26 @@ def test_nobody_works_on_for_a_caller_that_has_left() -> None:
     assert next(results) == 0
     results.close()  # type: ignore[attr-defined]
     assert len(begun) < 1000
+
+
+def test_every_segment_comes_once_and_batches_keep_to_their_size() -> None:
+    lengths = [3, 50, 1, 7, 7, 2, 30, 9, 1, 200]
+    batches = plan(lengths, batch_tokens=120, hypotheses=2)
+    assert sorted(index for batch in batches for index in batch) == list(range(10))
+    assert batches[0] == [9]  # alone: it is longer than a batch
+    for batch in batches[1:]:
+        assert max(lengths[index] for index in batch) * len(batch) * 2 <= 120
+    widths = [lengths[index] for batch in batches for index in batch]
+    assert widths == sorted(widths, reverse=True)
+    assert len(batches) <= 5
+    assert plan([], 100, 1) == []
+
+
+def test_batches_that_are_worked_on_at_once_end_together() -> None:
+    lengths = [50] * 90
+    assert [len(batch) for batch in plan(lengths, 2000, 1)] == [40, 40, 10]
+    assert [len(batch) for batch in plan(lengths, 2000, 1, at_once=2)] == [23, 23, 23, 21]
+    assert [len(batch) for batch in plan(lengths, 2000, 1, at_once=3)] == [30, 30, 30]
+    assert [len(batch) for batch in plan(lengths, 49, 1, at_once=2)] == [1] * 90  # each is longer than a batch
+    assert [len(batch) for batch in plan([50] * 8, 2000, 1, at_once=8)] == [8]  # too few to part
+    assert plan([], 100, 1, at_once=2) == []
