@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import mtkit
+
 ROOT = Path(__file__).parent.parent
 PACKAGE, TESTS = ROOT / "mtkit", ROOT / "tests"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -134,6 +136,11 @@ def test_imports_run_one_way(module: Path) -> None:
 
 def test_no_imports_run_in_a_circle() -> None:
     assert not circles(MODULES)
+
+
+def test_the_package_declares_the_names_that_it_imports_lazily() -> None:
+    """So that `circles` counts them."""
+    assert {f"{module}.{name}" for name, module in mtkit.EXPORTS.items()} <= set(imports(PACKAGE / "__init__.py"))
 
 
 @each_module
