@@ -41,15 +41,15 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _booleans_are_no_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject booleans as numbers: pydantic would convert `ema: false` to 0."""
-        if isinstance(value, bool) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
+    def _reject_booleans_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic would convert `ema: false` to 0."""
+        if isinstance(value, bool) and not _accepts_bool(cls.model_fields[str(info.field_name)].annotation):
             raise PydanticCustomError("boolean", "should not be true or false")
         return value
 
 
-def _takes_bool(annotation: Any) -> bool:
-    return annotation in (bool, Any) or any(map(_takes_bool, get_args(annotation)))
+def _accepts_bool(annotation: Any) -> bool:
+    return annotation in (bool, Any) or any(map(_accepts_bool, get_args(annotation)))
 
 
 _SIX_LAYERS = {"encoder_layers": 6, "decoder_layers": 6, "norm": "post"}
