@@ -103,11 +103,10 @@ class BigBird(PatternAttention):
         if self.last and lengths is not None:
             pattern = pattern | LastBlocks(self.last, self.site.heads, 0, self.size, lengths)
             pattern = pattern | LastRows(self.last, self.size, lengths)
-        return pattern | self._drawn(lengths) if self.count else pattern
-
-    def _drawn(self, lengths: Tensor | None) -> RandomBlocks:
-        near = self.side + 1
-        return RandomBlocks(self.count, self.site.heads, self.key, self.size, near, self.first, self.last, lengths)
+        if not self.count:
+            return pattern
+        near, heads = self.side + 1, self.site.heads
+        return pattern | RandomBlocks(self.count, heads, self.key, self.size, near, self.first, self.last, lengths)
 
     def groups_of(self, lengths: Tensor) -> Sequence[PatternGroup]:
         """Global and drawn blocks depend on the length of each segment; in the decoder role only on the past."""

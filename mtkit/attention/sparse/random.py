@@ -18,7 +18,7 @@ from mtkit.attention.bases.caches import picked
 from mtkit.attention.bases.pattern_attention import PatternAttention, PatternGroup, by_head, lengths_of
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State
 from mtkit.attention.kernels.dot_product import attend_step
-from mtkit.attention.kernels.pattern import Blocks, Pattern
+from mtkit.attention.kernels.pattern import Blocks
 from mtkit.attention.kernels.random_pattern import Random
 from mtkit.attention.kernels.reproducible import random_key
 from mtkit.attention.options import Positive
@@ -51,11 +51,10 @@ class RandomAttention(PatternAttention):
 
     def groups_of(self, lengths: Tensor) -> Sequence[PatternGroup]:
         """Keys are drawn from the real keys of each segment, in the decoder role from the past."""
-        return self.groups if self.site.causal else by_head([self._pattern(lengths)] * self.site.heads)
-
-    def _pattern(self, lengths: Tensor) -> Pattern:
-        drawn = self.drawn(None if self.site.causal else lengths)
-        return drawn if self.site.role == "cross" else Blocks(1) | drawn
+        if self.site.causal:
+            return self.groups
+        drawn = self.drawn(lengths)
+        return by_head([drawn if self.site.role == "cross" else Blocks(1) | drawn] * self.site.heads)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         if inputs.memory is None:
