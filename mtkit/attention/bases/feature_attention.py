@@ -3,8 +3,8 @@
 A mechanism states the features of queries and keys (`features_of`). Sums over keys take the place of a cache.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from mtkit.attention.kernels.feature_sums import (
     read,
     sums_of,
 )
-from mtkit.attention.slots import OWN_VECTORS
+from mtkit.attention.slots import OWN_VECTORS, combining
 
 PART = 512
 """Positions of a longer memory whose features are computed at once, where a key has more of them than numbers."""
@@ -41,12 +41,8 @@ class FeatureAttention(HeadAttention):
     `chunk` is the number of positions computed at once in the decoder role.
     """
 
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"rotary"}),  # the others add to scores, of which there are none
-        "projection": OWN_VECTORS,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    # other positions add to scores, which do not exist here
+    slots = combining("merge", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
 
     def __init__(self, site: Site, *, eps: float = 0.0, floor: float = 0.0, per_key: bool = False, chunk: int) -> None:
         super().__init__(site)

@@ -1,7 +1,6 @@
 """The base of attention over projected heads: projections, slots and cache shapes, without an equation."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from torch.nn import functional as F
 from mtkit.attention.contract import Attention, Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.registry import fill
-from mtkit.attention.slots import Merge, Positions, Projection, Regularizer, Slot
+from mtkit.attention.slots import SLOTS, Merge, Positions, Projection, Regularizer, Slot, combining
 from mtkit.errors import MtkitError
 
 
@@ -20,12 +19,7 @@ class HeadAttention(Attention):
     The weights are `q_proj`, `k_proj`, `v_proj`, `out_proj`, and those of the filled slots.
     """
 
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": None,
-        "projection": None,
-        "merge": None,
-        "regularizer": None,
-    }
+    slots = combining(*SLOTS)
 
     def __init__(self, site: Site, projection: Projection | None = None) -> None:
         """`projection` is given by a mechanism that has its own and does not take that slot."""

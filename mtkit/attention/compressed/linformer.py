@@ -41,7 +41,7 @@ class Linformer(HeadAttention):
     growth = 1
     slots = combining("projection", "merge", regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"rank": 5}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"share": "none"}, {"share": "kv"}, {"share": "layer"})
+    variants = ({"share": "none"}, {"share": "kv"}, {"share": "layer"})
 
     def __init__(self, site: Site, *, rank: Positive = 128, share: Annotated[str, OneOf(SHARE)] = "head") -> None:
         super().__init__(site)

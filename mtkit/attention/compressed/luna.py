@@ -68,7 +68,7 @@ class Luna(HeadAttention):
     # not em-routing: it multiplies the heads' rounding errors, which no softmax over time bounds in the decoder
     slots = combining(regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"length": 3, "chunk": 4}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"memory": "local"}, {"activation": "elu1"})
+    variants = ({"memory": "local"}, {"activation": "elu1"})
 
     def __init__(
         self,

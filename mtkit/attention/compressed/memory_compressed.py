@@ -56,12 +56,7 @@ class MemoryCompressed(HeadAttention):
     slots = combining("projection", "merge", regularizer={"disagreement"})
     undecayed = ("value_bias",)
     small: ClassVar[dict[str, Any]] = {"factor": 2}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"factor": 1},
-        {"factor": 5},
-        {"first": "null"},
-        {"groups": "full"},
-    )
+    variants = ({"factor": 1}, {"factor": 5}, {"first": "null"}, {"groups": "full"})
 
     def __init__(
         self,

@@ -62,12 +62,7 @@ class Poolingformer(PatternAttention):
     weights = False
     slots = combining("positions", "projection", "merge", regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"window_radius": 3, "pool_radius": 5, "pool_kernel": 3, "pool_stride": 2}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"pool_type": "mean"},
-        {"pool_type": "max"},
-        {"pool_stride": 3},
-        {"pool_kernel": 4, "pool_stride": 1},
-    )
+    variants = ({"pool_type": "mean"}, {"pool_type": "max"}, {"pool_stride": 3}, {"pool_kernel": 4, "pool_stride": 1})
 
     def __init__(
         self,

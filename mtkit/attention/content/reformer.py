@@ -12,7 +12,6 @@ the last 2 chunk positions of every bucket. Each training update draws new rotat
 ones.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -28,6 +27,7 @@ from mtkit.attention.kernels.reproducible import random_key, replay_choice
 from mtkit.attention.kernels.tiled_softmax import FAR
 from mtkit.attention.kernels.windowed_rows import SHORTEST, attend_layouts, stream_rows
 from mtkit.attention.options import Null, Positive, Within, refused
+from mtkit.attention.slots import combining
 from mtkit.device import to_device
 
 LAST_RESORT = -1e5
@@ -51,11 +51,8 @@ class Reformer(HeadAttention):
     complexity = "O(T w r)"
     growth = 1
     unrounded = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"rotary"}),  # the others add to scores by distance, which a chunk does not determine
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    # other positions add to scores by distance, which a chunk does not determine
+    slots = combining("merge", positions={"rotary"}, regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"lsh_buckets": 4, "chunk": 3, "rounds": 2}
     variants = ({"rounds": 1}, {"lsh_buckets": 1}, {"across_buckets": False})
 

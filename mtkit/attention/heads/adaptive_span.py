@@ -44,7 +44,7 @@ class AdaptiveSpan(PatternAttention):
     complexity = "O(T (z + R))"
     growth = 1
     small: ClassVar[dict[str, Any]] = {"max_span": 10, "ramp": 3, "span_init": 0.3}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"span_per": "layer"}, {"span_init": 0.0}, {"ramp": 5})
+    variants = ({"span_per": "layer"}, {"span_init": 0.0}, {"ramp": 5})
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class Collaborative(Projection):
     paper = "Cordonnier et al. 2020, arXiv 2006.16362"
     apart_from = frozenset({"rotary"})  # it would rotate the content bias as well
     small: ClassVar[dict[str, Any]] = {"shared_dim": 12}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"shared_dim": 5}, {"mixing_init": "normal"})
+    variants = ({"shared_dim": 5}, {"mixing_init": "normal"})
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class FixedHeadSize(Projection):
 
     paper = "Bhojanapalli et al. 2020, arXiv 2002.07028"
     small: ClassVar[dict[str, Any]] = {"head_dim": 4}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"head_dim": 5}, {"head_dim": 12})
+    variants = ({"head_dim": 5}, {"head_dim": 12})
 
     def __init__(self, site: Site, *, head_dim: Positive = 128) -> None:
         super().__init__(site, head_dim)

@@ -38,11 +38,7 @@ class MultiScale(PatternAttention):
     complexity = "O(T w)"
     growth = 1
     small: ClassVar[Mapping[str, Any]] = {"scales": [1, 3, 5]}
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
-        {"scale_alpha": 3.0},
-        {"scales": 4},
-        {"widths": [0, 5, 2, 7]},
-    )
+    variants = ({"scale_alpha": 3.0}, {"scales": 4}, {"widths": [0, 5, 2, 7]})
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class TalkingHeads(ScoreAttention):
     published = frozenset({"encoder", "decoder", "cross"})
     paper = "Shazeer et al. 2020, arXiv 2003.02436"
     small: ClassVar[Mapping[str, Any]] = {}
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
+    variants = (
         {"softmax_heads": 6},
         {"key_heads": 8},
         {"value_heads": 2},

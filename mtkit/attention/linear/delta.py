@@ -63,7 +63,7 @@ class Delta(HeadAttention):
     # other positions add to scores, which do not exist here
     slots = combining("merge", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"chunk": 3}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"feature_map": "elu1"}, {"nu": 3})
+    variants = ({"feature_map": "elu1"}, {"nu": 3})
 
     def __init__(
         self,

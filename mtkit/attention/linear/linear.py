@@ -31,7 +31,7 @@ class LinearAttention(FeatureAttention):
     complexity = "O(T)"
     growth = 1
     small: ClassVar[dict[str, Any]] = {"chunk": 3}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"feature_map": "relu"},)
+    variants = ({"feature_map": "relu"},)
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ class Performer(FeatureAttention):
     complexity = "O(T M)"
     growth = 1
     small: ClassVar[dict[str, Any]] = {"features": 5, "chunk": 3}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+    variants = (
         {"feature_map": "hyperbolic"},
         {"feature_map": "relu"},
         {"feature_map": "trig", "features": 100, "chunk": 32},  # with fewer, the denominators are mostly noise

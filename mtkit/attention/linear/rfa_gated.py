@@ -10,7 +10,7 @@ position.
 """
 
 import math
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -34,7 +34,7 @@ class GatedRFA(RandomFeatureAttention):
 
     roles = frozenset({"decoder"})
     published = frozenset({"decoder"})
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"feature_map": "arc-cosine"}, {"gate_bias": -1.0})
+    variants = ({"feature_map": "arc-cosine"}, {"gate_bias": -1.0})
 
     def __init__(
         self,

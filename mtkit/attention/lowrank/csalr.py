@@ -32,7 +32,7 @@ class Csalr(LandmarkAttention):
 
     paper = "Chen et al. 2020, IJCAI"
     small: ClassVar[dict[str, Any]] = {"landmarks": 4}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"gamma": 2.5},)
+    variants = ({"gamma": 2.5},)
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class LowRankBand(HeadAttention):
     # other positions need one head width, and there are two
     slots = combining("merge", "regularizer", positions={"alibi"})
     small: ClassVar[dict[str, Any]] = {"band": 3}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"band_heads": 0}, {"band_heads": 1}, {"rank": 3})
+    variants = ({"band_heads": 0}, {"band_heads": 1}, {"rank": 3})
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class Nystrom(LandmarkAttention):
 
     paper = "Xiong et al. 2021, arXiv 2102.03902"
     small: ClassVar[dict[str, Any]] = {"landmarks": 4, "pinv_iters": 5, "conv_kernel": 3}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"conv_kernel": 0},)
+    variants = ({"conv_kernel": 0},)
 
     def __init__(
         self,

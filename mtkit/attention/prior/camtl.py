@@ -37,7 +37,7 @@ class CaMtl(ScoreAttention):
     published = frozenset({"encoder", "decoder"})
     paper = "Pilault et al. 2021, arXiv 2009.09139"
     small: ClassVar[Mapping[str, Any]] = {"tasks": 3, "blocks": 20, "task_dim": 4}
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"apply_layers": "all"},)
+    variants = ({"apply_layers": "all"},)
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ class Evolving(ConvolvedMaps):
     published = frozenset({"encoder", "decoder", "cross"})
     paper = "Wang et al. 2021, arXiv 2102.12895"
     small: ClassVar[Mapping[str, Any]] = {"alpha": 0.4, "beta": 0.5, "kernel": 3}
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"kernel": 5}, {"act": "leaky"}, {"act": "none"})
+    variants = ({"kernel": 5}, {"act": "leaky"}, {"act": "none"})
 
     def __init__(
         self,

@@ -136,7 +136,7 @@ class HardCoded(HeadAttention):
     weights = True
     slots = combining("merge", projection={"multi-query", "grouped-query"}, regularizer={"disagreement"})
     small: ClassVar[Mapping[str, Any]] = {"truncate": 3.0}
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
+    variants = (
         {"offsets": "-3,0"},
         {"offsets": [2, -4]},
         {"std": 2.5},

@@ -37,7 +37,7 @@ class Lazy(ScoreAttention):
         projection={"multi-query", "grouped-query", "fixed-head-size"},
     )
     small: ClassVar[Mapping[str, Any]] = {"lazy_block": 2}
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"lazy_block": 1}, {"lazy_block": 3})
+    variants = ({"lazy_block": 1}, {"lazy_block": 3})
 
     def __init__(self, site: Site, *, lazy_block: Positive = 2) -> None:
         super().__init__(site)

@@ -37,12 +37,7 @@ class Localness(ScoreAttention):
     published = frozenset({"encoder", "decoder"})
     paper = "Yang et al. 2018, arXiv 1810.10182"
     small: ClassVar[Mapping[str, Any]] = {"fixed_window": 3}
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
-        {"window": "layer"},
-        {"window": "fixed"},
-        {"apply_layers": 1},
-        {"window": "layer", "local_heads": 1},
-    )
+    variants = ({"window": "layer"}, {"window": "fixed"}, {"apply_layers": 1}, {"window": "layer", "local_heads": 1})
 
     def __init__(
         self,

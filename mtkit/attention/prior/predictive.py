@@ -29,7 +29,7 @@ class Predictive(ConvolvedMaps):
     published = frozenset({"encoder", "decoder", "cross"})
     paper = "Wang et al. 2020, OpenReview YQVjbJPnPc9"
     small: ClassVar[Mapping[str, Any]] = {"alpha": 0.5, "kernel": 3}
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"kernel": 5}, {"act": "leaky"}, {"act": "none"})
+    variants = ({"kernel": 5}, {"act": "leaky"}, {"act": "none"})
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class Synthesizer(ScoreAttention):
     paper = "Tay et al. 2021, arXiv 2005.00743"
     slots = combining("merge", "regularizer", positions={"alibi"}, projection={"multi-query", "grouped-query"})
     small: ClassVar[Mapping[str, Any]] = {"factor_rank": 3, "factor_a": 5}
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
+    variants = (
         {"variant": "factorized-random"},
         {"variant": "factorized-random", "fixed": True},
         {"variant": "dense"},

@@ -23,7 +23,7 @@ from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.tiled_softmax import scores_at_once
 from mtkit.attention.options import Null, Positive
-from mtkit.attention.slots import Projection
+from mtkit.attention.slots import Projection, combining
 
 
 class Additive(ScoreAttention):
@@ -38,11 +38,8 @@ class Additive(ScoreAttention):
     complexity = "O(T²)"
     growth = 2
     weights = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"alibi"}),  # the others need products of queries and keys
-        "merge": None,
-        "regularizer": None,
-    }
+    # other positions need products of queries and keys
+    slots = combining("merge", "regularizer", positions={"alibi"})
     small: ClassVar[Mapping[str, Any]] = {"additive_dim": 5}
 
     def __init__(

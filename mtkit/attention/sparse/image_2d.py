@@ -8,13 +8,14 @@ Cost: O(T (h + 2 f) (w + 2 g)) for blocks of h x w and a margin of f rows and g 
 g)), at any position, and keeps h + f rows of the grid.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.grid import Grid
 from mtkit.attention.options import ListOf, Positive, Within, numbers
+from mtkit.attention.slots import combining
 
 ROWS_AND_COLUMNS = "rows and columns"
 
@@ -31,12 +32,8 @@ class Image2d(PatternAttention):
     paper = "Parmar et al. 2018, arXiv 1802.05751"
     complexity = "O(T (h + 2 f) (w + 2 g))"
     growth = 1
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"rotary"}),  # the others add to scores by distance, which lists of keys do not record
-        "projection": None,
-        "merge": None,
-        "regularizer": None,
-    }
+    # other positions add to scores by distance, which lists of keys do not record
+    slots = combining("projection", "merge", "regularizer", positions={"rotary"})
     small: ClassVar[dict[str, Any]] = {"image_width": 4, "image_query_shape": [2, 2], "image_flange": [1, 1]}
     variants = ({"image_query_shape": [2, 3], "image_flange": [0, 2]}, {"image_width": 7, "image_flange": [2, 0]})
 
