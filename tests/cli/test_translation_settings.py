@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.cli.options import given
+from mtkit.cli.options import nonempty
 from mtkit.cli.translation import recipe_of
 from mtkit.errors import MtkitError
 from mtkit.recipe.settings import with_method
@@ -45,7 +45,7 @@ def test_several_translations_of_a_side_go_to_the_output_as_those_of_a_file(
 )
 def test_a_beam_size_selects_beam_search(options: dict[str, object], method: str | None, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("decoding: {method: greedy}\n")
-    settings = with_method(given(**options))
+    settings = with_method(nonempty(**options))
     if method is None:
         with pytest.raises(MtkitError, match="has no effect with --method"):
             recipe_of(Run(tmp_path), None, settings)
