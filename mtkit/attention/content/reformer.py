@@ -3,13 +3,13 @@
 Paper: Kitaev, Kaiser and Levskaya, "Reformer: The Efficient Transformer", ICLR 2020, arXiv 2001.04451, section 2.
 Departures: none in the encoder: tokens sorted by bucket are cut into chunks, and a chunk sees itself and the chunk
 before it. In the decoder later tokens would then choose which keys an earlier one sees. There a chunk is `chunk`
-neighbours within one bucket, by their rank among the bucket's earlier tokens, so that it never changes. Queries are
-keys (`q_proj` makes both), keys have length 1, and scores are not divided by the square root of K. A pair that several
-rounds bring together counts once, in the first of them. This equals the correction log N_ij of the paper, which the
-authors' code omits. A token sees itself only if it sees nothing else.
+neighbours within one bucket, by their rank among the bucket's earlier tokens, so that it never changes.
+Queries are keys (`q_proj` makes both), keys have length 1, and scores are not divided by the square root of K. A pair
+that several rounds bring together counts once, in the first of them. This equals the correction log N_ij of the paper,
+which the authors' code omits. A token sees itself only if it sees nothing else.
 Cost: O(rounds T chunk) plus sorting; a step reads at most 2 chunk keys per round. Its state holds keys and values, and
-the last 2 chunk positions of every bucket. Each training update draws new rotations; evaluation always uses the first
-ones.
+the last 2 chunk positions of every bucket.
+Each training update draws new rotations; evaluation always uses the first ones.
 """
 
 from typing import Annotated, Any, ClassVar

@@ -2,17 +2,20 @@
 
 Paper: Roy, Saffar, Vaswani and Grangier, "Efficient Content-Based Sparse Attention with Routing Transformers", 2020,
 arXiv 2003.05997. A routing vector is the layer norm of a query or key; its cluster is the centroid with the largest
-product. assign=argmax: the keys of the query's cluster, ordered by position, are cut into chunks of `window`. A query
-sees the chunk of the last key that is not after it, the chunk before, and in the encoder the chunk after. A query whose
-cluster has no key sees only itself. assign=balanced (the paper's; encoder only): each centroid takes its `window` best
-queries and its `window` best keys; a query that several centroids take gets the mean, one that none takes gets zero.
+product.
+assign=argmax: the keys of the query's cluster, ordered by position, are cut into chunks of `window`. A query sees the
+chunk of the last key that is not after it, the chunk before, and in the encoder the chunk after. A query whose cluster
+has no key sees only itself.
+assign=balanced (the paper's; encoder only): each centroid takes its `window` best queries and its `window` best keys; a
+query that several centroids take gets the mean, one that none takes gets zero.
 Departures: the default assignment is argmax, because in the paper's form later tokens decide which keys a decoder sees.
 Chunks are formed by rank among earlier members only. As in the paper, the decoder shares queries and keys, unless a
 projection is set; a shared query sees its own key only if there is no other. In the cross role (an extension) a query
 sees the `window` source keys of its cluster with the largest products, or none. Centroids move by sums over counts.
-Local heads see a band of `window` on each side. Training differs from evaluation by dropout, by the loss `commitment`,
-and because `after_update` moves the centroids by the tokens of the last batches. Under autocast routing vectors are
-projected a second time, in float32, so that the clusters are those of float32.
+Local heads see a band of `window` on each side.
+Training differs from evaluation by dropout, by the loss `commitment`, and because `after_update` moves the centroids by
+the tokens of the last batches. Under autocast routing vectors are projected a second time, in float32, so that the
+clusters are those of float32.
 Cost: O(T (C + w)). A step costs O(C + w), at any position; it keeps all keys, and for each cluster the positions of its
 last 2 w.
 """

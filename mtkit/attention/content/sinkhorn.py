@@ -1,16 +1,17 @@
 """Sinkhorn attention: learned soft weights sort blocks of keys; a query reads its own block and the sorted block.
 
-Paper: Tay, Bahri, Yang, Metzler and Juan, "Sparse Sinkhorn Attention", ICML 2020, arXiv 2002.11296. Scores of all pairs
-of blocks become nearly a permutation: their exponentials are divided by the sums of rows and of columns in turn. Row n
-then mixes the blocks of keys and values, slot by slot, into the block that block n reads.
+Paper: Tay, Bahri, Yang, Metzler and Juan, "Sparse Sinkhorn Attention", ICML 2020, arXiv 2002.11296.
+Scores of all pairs of blocks become nearly a permutation: their exponentials are divided by the sums of rows and of
+columns in turn. Row n then mixes the blocks of keys and values, slot by slot, into the block that block n reads.
 Departures: the sorted and the own block share one softmax, so that a single block is full attention; the paper adds two
 terms. By default, products of mean queries and keys score blocks (sinkhorn_sortnet=attn), which has no limit of length;
 sinkhorn_sortnet=mlp is the paper's. Rows are finally divided by their sum over the blocks that have the slot. The
-paper's blocks have 8 to 64 tokens; here their size follows the longest length, which bounds the cost. In the decoder,
-block n mixes only earlier blocks, its scores depend on the tokens up to its first one, and sums of columns run over
-rows up to n. Such sums lead to "the block before", whatever the scores, so that sinkhorn_iters is 0 by default: each
-row is a softmax over the earlier blocks. Training adds Gumbel noise to the scores; it is drawn for each update and the
-same for all segments. Evaluation has none.
+paper's blocks have 8 to 64 tokens; here their size follows the longest length, which bounds the cost.
+In the decoder, block n mixes only earlier blocks, its scores depend on the tokens up to its first one, and sums of
+columns run over rows up to n. Such sums lead to "the block before", whatever the scores, so that sinkhorn_iters is 0 by
+default: each row is a softmax over the earlier blocks.
+Training adds Gumbel noise to the scores; it is drawn for each update and the same for all segments. Evaluation has
+none.
 Cost: O(T b) for blocks of b, and O(T² / b) to mix them: O(T sqrt T) for the default, which is close to the square root
 of the longest length (32 of 1,024). No T x T tensor. A step reads 2 b keys, and at the start of a block all t keys.
 """

@@ -1,10 +1,11 @@
 """SortCut: learned soft weights sort blocks of keys, and all queries read the first few sorted blocks.
 
-Paper: Tay, Bahri, Yang, Metzler and Juan, "Sparse Sinkhorn Attention", ICML 2020, arXiv 2002.11296, section 3.4. Blocks
-are sorted as by `sinkhorn` in the encoder, with the same departures. In the cross role (an extension) only the source
-is sorted, so that target positions are independent of each other. With sinkhorn_sortnet=attn, products of mean keys
-with mean keys score its blocks, because it has no queries. Training adds Gumbel noise to the scores; it is drawn for
-each update and the same for all segments. Evaluation has none.
+Paper: Tay, Bahri, Yang, Metzler and Juan, "Sparse Sinkhorn Attention", ICML 2020, arXiv 2002.11296, section 3.4.
+Blocks are sorted as by `sinkhorn` in the encoder, with the same departures.
+In the cross role (an extension) only the source is sorted, so that target positions are independent of each other. With
+sinkhorn_sortnet=attn, products of mean keys with mean keys score its blocks, because it has no queries.
+Training adds Gumbel noise to the scores; it is drawn for each update and the same for all segments. Evaluation has
+none.
 Cost: O(T c b) for c blocks of b, and O(T² / b²) to sort them: O(T c sqrt T) for the default, which is close to the
 square root of the longest length (32 of 1,024). No T x T tensor. A step over the source costs O(c b).
 """

@@ -1,11 +1,11 @@
 """Axial attention: the sequence is folded into rows, and tokens attend along their row, then along their column.
 
 Paper: Ho, Kalchbrenner, Weissenborn and Salimans, "Axial Attention in Multidimensional Transformers", 2019, arXiv
-1912.12180, sections 3 and 4. Position i is in row i // C and column i % C. Each pass has its own projections. In the
-decoder, axial_causal=shift is the paper's semi-parallel construction as one layer: full rows and the columns above are
-read first, the result is shifted down by one row and added to the tokens, and each token then reads its row up to
-itself. So it sees all tokens before it. axial_causal=quadrant reads the row and the column up to the own position, and
-sees no later columns of earlier rows.
+1912.12180, sections 3 and 4. Position i is in row i // C and column i % C. Each pass has its own projections.
+In the decoder, axial_causal=shift is the paper's semi-parallel construction as one layer: full rows and the columns
+above are read first, the result is shifted down by one row and added to the tokens, and each token then reads its row
+up to itself. So it sees all tokens before it. axial_causal=quadrant reads the row and the column up to the own
+position, and sees no later columns of earlier rows.
 Departures: one sequence axis is folded; images have two. The paper's shift to the right is left out, because decoder
 inputs are already shifted. Row and column embeddings are left to the model's positions; relative positions count along
 each pass. `q_proj`, `k_proj`, `v_proj` and `out_proj` belong to the pass along rows, or with axial_causal=shift to the

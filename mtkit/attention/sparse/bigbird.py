@@ -1,8 +1,8 @@
 """BigBird: blocks of tokens see their neighbouring blocks, a few global blocks, and a few blocks drawn for each head.
 
 Paper: Zaheer et al., "Big Bird: Transformers for Longer Sequences", 2020, arXiv 2007.14062, section 2 and appendix D.
-itc: the first and the last blocks of a segment are global: they see all tokens and are seen by all. etc: learned
-vectors before the tokens are global; they use the tokens' projections.
+itc: the first and the last blocks of a segment are global: they see all tokens and are seen by all.
+etc: learned vectors before the tokens are global; they use the tokens' projections.
 Departures: blocks are drawn from those that are neither near nor global, so that each key counts once; a draw is a hash
 of seed, role, layer, head, block and slot. The last block is the last one of each segment, without padding. Global
 vectors go from layer to layer with their own residual, norms and feed-forward; the last layer of a run does not update

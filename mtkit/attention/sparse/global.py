@@ -2,8 +2,8 @@
 
 Paper: the atomic pattern of Lin et al., "A Survey of Transformers", 2021, arXiv 2106.04554, section 4.1.1; internal
 nodes as in Longformer (arXiv 2004.05150), external ones as in ETC (arXiv 2004.08483).
-internal: the first g tokens are the nodes: they see all tokens; the other tokens see them and themselves. external: g
-learned vectors E; first E' = attention of E over the tokens, then each token sees itself and E'.
+internal: the first g tokens are the nodes: they see all tokens; the other tokens see them and themselves.
+external: g learned vectors E; first E' = attention of E over the tokens, then each token sees itself and E'.
 Departures: the decoder and cross roles are extensions. In the decoder role every set of keys ends at the query's own
 position; an external node then has, at each position, its value over the prefix, by a running softmax. In the cross
 role (external only) the nodes summarize the source once and each query sees only the nodes. The output projection of E'
