@@ -13,6 +13,10 @@ class Pair(NamedTuple):
     german: str
 
 
+def _pairs(words: str) -> tuple[Pair, ...]:
+    return tuple(Pair(*pair.split()) for pair in words.split(", "))
+
+
 @dataclass(frozen=True)
 class Noun:
     """A noun with its German gender (m, f or n), plural, and the endings of its singular."""
@@ -221,18 +225,9 @@ VERBS = {
 WOMEN = ("Anna", "Maria", "Lena", "Julia")
 MEN = ("Peter", "Paul", "Karl", "Felix")
 
-NUMBERS = (
-    Pair("two", "zwei"),
-    Pair("three", "drei"),
-    Pair("four", "vier"),
-    Pair("five", "fünf"),
-    Pair("six", "sechs"),
-    Pair("seven", "sieben"),
-    Pair("eight", "acht"),
-    Pair("nine", "neun"),
-    Pair("twenty-one", "einundzwanzig"),
-    Pair("thirty-two", "zweiunddreißig"),
-    Pair("forty-three", "dreiundvierzig"),
+NUMBERS = _pairs(
+    "two zwei, three drei, four vier, five fünf, six sechs, seven sieben, eight acht, nine neun, "
+    "twenty-one einundzwanzig, thirty-two zweiunddreißig, forty-three dreiundvierzig"
 )
 
 ROOMS = (
@@ -243,7 +238,7 @@ ROOMS = (
     Noun("house", "", "Haus", "n", ""),
     Noun("village", "", "Dorf", "n", ""),
 )
-CITIES = (Pair("Berlin", "Berlin"), Pair("Vienna", "Wien"), Pair("Munich", "München"), Pair("Prague", "Prag"))
+CITIES = _pairs("Berlin Berlin, Vienna Wien, Munich München, Prague Prag")
 
 IN = {"m": "im", "f": "in der", "n": "im"}
 INTO = {"m": "in den", "f": "in die", "n": "ins"}
@@ -262,8 +257,8 @@ TIMES = {
 }
 """Adverbials of one tense; days and hours suit all tenses."""
 
-FREQUENCIES = (Pair("often", "oft"), Pair("always", "immer"), Pair("never", "nie"), Pair("sometimes", "manchmal"))
+FREQUENCIES = _pairs("often oft, always immer, never nie, sometimes manchmal")
 
-CONJUNCTIONS = (Pair("because", "weil"), Pair("although", "obwohl"), Pair("if", "wenn"), Pair("before", "bevor"))
-QUESTIONS = (Pair("where", "wo"), Pair("when", "wann"), Pair("why", "warum"))
+CONJUNCTIONS = _pairs("because weil, although obwohl, if wenn, before bevor")
+QUESTIONS = _pairs("where wo, when wann, why warum")
 DEGREES = (Pair("", ""), Pair("very", "sehr"), Pair("too", "zu"), Pair("not", "nicht"))
