@@ -161,10 +161,7 @@ class _Sums:
             return Lengths(bins=(), percentiles={})
         reached = np.searchsorted(np.cumsum(self._sources), [-(-total * each // 100) for each in PERCENTILES])
         percentiles = dict(zip(PERCENTILES, reached.tolist(), strict=True))
-        return Lengths(bins=tuple(map(self._bin, self._stretches())), percentiles=percentiles)
-
-    def _stretches(self) -> list[slice]:
-        """Return the neighbouring bins to join so that each has `LEAST` pairs; all of them if there are fewer."""
+        # neighbouring bins are joined so that each has `LEAST` pairs, or all of them if there are fewer
         ends, pairs = [0], 0.0
         for number, count in enumerate(self._pairs, start=1):
             pairs += count
@@ -174,7 +171,7 @@ class _Sums:
         last = int(self._pairs.nonzero()[0][-1]) + 1
         if pairs or len(ends) == 1:
             ends = [*ends[: max(len(ends) - 1, 1)], last]
-        return [slice(first, end) for first, end in pairwise(ends)]
+        return Lengths(bins=tuple(self._bin(slice(*edges)) for edges in pairwise(ends)), percentiles=percentiles)
 
     def _bin(self, bins: slice) -> Bin:
         pairs = self._pairs[bins].sum()
