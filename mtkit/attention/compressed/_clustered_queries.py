@@ -31,8 +31,7 @@ AT_ONCE = 1024
 class ClusteredQueries(HeadAttention):
     """Attention whose weights are computed per cluster of queries, in the encoder role; the options of `clustered`."""
 
-    roles = frozenset({"encoder"})
-    published = frozenset({"encoder"})
+    roles = published = frozenset({"encoder"})
     paper = "Vyas et al. 2020, arXiv 2007.04825"
     growth = 1
     unrounded = True

@@ -34,8 +34,7 @@ class Linformer(HeadAttention):
     ("layer"), which the first layer of a run owns and carries to the next.
     """
 
-    roles = frozenset({"encoder", "cross"})
-    published = frozenset({"encoder", "cross"})
+    roles = published = frozenset({"encoder", "cross"})
     paper = "Wang et al. 2020, arXiv 2006.04768"
     complexity = "O(T k)"
     growth = 1

@@ -60,8 +60,7 @@ class Luna(HeadAttention):
     of positions computed at once in the decoder role.
     """
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})
     paper = "Ma et al. 2021, arXiv 2106.01540"
     complexity = "O(T l)"
     growth = 1

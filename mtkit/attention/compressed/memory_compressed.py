@@ -48,8 +48,7 @@ class MemoryCompressed(HeadAttention):
     channels of each head ("heads") or of all heads ("full").
     """
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})
     paper = "Liu et al. 2018, arXiv 1801.10198"
     complexity = "O(T² / f)"
     growth = 2

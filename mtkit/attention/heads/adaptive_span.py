@@ -38,8 +38,7 @@ class AdaptiveSpan(PatternAttention):
     span_per: whether each head learns its own span ("head"), or the layer one for all ("layer").
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Sukhbaatar et al. 2019, arXiv 1905.07799"
     complexity = "O(T (z + R))"
     growth = 1

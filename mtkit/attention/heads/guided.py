@@ -35,8 +35,7 @@ class Guided(Regularizer):
     hold: updates at full weight. decay: with linear, the weight then falls to 0 at the last update.
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Deshpande and Narasimhan 2020, arXiv 2010.02399"
     factor: Tensor
 

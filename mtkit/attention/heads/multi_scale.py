@@ -32,8 +32,7 @@ class MultiScale(PatternAttention):
     from the first, for each head or for equal shares of the heads.
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Guo et al. 2020, arXiv 1912.00544"
     complexity = "O(T w)"
     growth = 1

@@ -32,8 +32,7 @@ class TalkingHeads(ScoreAttention):
     that have a softmax. value_heads: number of heads that sum values, which divide the model's width equally.
     """
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})
     paper = "Shazeer et al. 2020, arXiv 2003.02436"
     small: ClassVar[Mapping[str, Any]] = {}
     variants = (

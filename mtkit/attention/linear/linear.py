@@ -25,8 +25,7 @@ class LinearAttention(FeatureAttention):
     positions computed at once in the decoder role.
     """
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})
     paper = "Katharopoulos et al. 2020, arXiv 2006.16236"
     complexity = "O(T)"
     growth = 1

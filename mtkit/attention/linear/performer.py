@@ -66,8 +66,7 @@ class Performer(FeatureAttention):
     the decoder role.
     """
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})
     paper = "Choromanski et al. 2021, arXiv 2009.14794"
     complexity = "O(T M)"
     growth = 1

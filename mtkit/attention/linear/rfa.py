@@ -25,5 +25,4 @@ class RFA(RandomFeatureAttention):
     picks from. chunk: number of positions computed at once in the decoder role.
     """
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})

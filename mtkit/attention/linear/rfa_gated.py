@@ -32,8 +32,7 @@ class GatedRFA(RandomFeatureAttention):
     positions computed at once.
     """
 
-    roles = frozenset({"decoder"})
-    published = frozenset({"decoder"})
+    roles = published = frozenset({"decoder"})
     variants = ({"feature_map": "arc-cosine"}, {"gate_bias": -1.0})
 
     def __init__(

@@ -35,8 +35,7 @@ class Means(NamedTuple):
 class LandmarkAttention(HeadAttention):
     """Base of mechanisms that differ in Z, the approximate inverse of M. Dropout acts on the heads' outputs."""
 
-    roles = frozenset({"encoder"})
-    published = frozenset({"encoder"})
+    roles = published = frozenset({"encoder"})
     complexity = "O(T m)"
     growth = 1
     slots = combining("projection", "merge", regularizer={"disagreement"})

@@ -26,8 +26,7 @@ class Average(Attention):
     otherwise it is the output. inner: hidden width of the feed-forward network.
     """
 
-    roles = frozenset({"decoder"})
-    published = frozenset({"decoder"})
+    roles = published = frozenset({"decoder"})
     paper = "Zhang et al. 2018, arXiv 1805.00631"
     complexity = "O(T)"
     growth = 1

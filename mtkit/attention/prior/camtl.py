@@ -33,8 +33,7 @@ class CaMtl(ScoreAttention):
     times 2 max_length²/blocks parameters); otherwise all blocks and rows share one modulation per column (its code).
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Pilault et al. 2021, arXiv 2009.09139"
     small: ClassVar[Mapping[str, Any]] = {"tasks": 3, "blocks": 20, "task_dim": 4}
     variants = ({"apply_layers": "all"},)

@@ -27,8 +27,7 @@ class Evolving(ConvolvedMaps):
     layer owns.
     """
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})
     paper = "Wang et al. 2021, arXiv 2102.12895"
     small: ClassVar[Mapping[str, Any]] = {"alpha": 0.4, "beta": 0.5, "kernel": 3}
     variants = ({"kernel": 5}, {"act": "leaky"}, {"act": "none"})

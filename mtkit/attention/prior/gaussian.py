@@ -28,8 +28,7 @@ class Gaussian(ScoreAttention):
     initial_w, initial_b: initial values. shared_heads: whether all heads share one w and one b.
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Guo et al. 2019, doi 10.1609/aaai.v33i01.33016489"
     undecayed = ("raw_w", "raw_b")
 

@@ -128,8 +128,7 @@ class HardCoded(HeadAttention):
     with the model.
     """
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})
     paper = "You et al. 2020, arXiv 2005.00742"
     complexity = "O(T n)"
     growth = 1

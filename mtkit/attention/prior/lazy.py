@@ -26,8 +26,7 @@ class Lazy(ScoreAttention):
     lazy_block: layers that share one map of weights; 1 is full attention. The last block may have fewer.
     """
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})
     paper = "Ying et al. 2021, arXiv 2102.12702"
     # not those with parameters that only a layer with scores would use
     slots = combining(

@@ -25,8 +25,7 @@ class Predictive(ConvolvedMaps):
     share one convolution, which the second layer owns.
     """
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})
     paper = "Wang et al. 2020, OpenReview YQVjbJPnPc9"
     small: ClassVar[Mapping[str, Any]] = {"alpha": 0.5, "kernel": 3}
     variants = ({"kernel": 5}, {"act": "leaky"}, {"act": "none"})

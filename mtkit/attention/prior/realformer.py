@@ -19,8 +19,7 @@ class RealFormer(ScoreAttention):
     running_mean: whether the softmax is over the mean of the layers' scores instead of their sum, for deep stacks.
     """
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})
     paper = "He et al. 2021, arXiv 2012.11747"
 
     def __init__(self, site: Site, *, running_mean: bool = False) -> None:
