@@ -65,7 +65,6 @@ class Informer(HeadAttention):
         self.samples = Samples(site.heads, factor, random_key(site.seed, ROLES.index(site.role), site.layer))
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Attend with the active queries only; the others get the mean."""
         query_valid = inputs.query_valid
         q, k, v = self.exact_queries_keys_values(inputs.query)
         active = replay_choice(self._active(q.detach(), k.detach(), query_valid), 2)
@@ -92,9 +91,6 @@ class Informer(HeadAttention):
         return {**state, "past": past, "sums": start_sums("values")}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """Sample keys for the newest token of each hypothesis, rank it among the tokens before it, and attend if it is
-        active.
-        """
         query = inputs.query
         position = torch.full((1,), state["count"], device=query.device)
         tokens = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis

@@ -66,7 +66,6 @@ class Linformer(HeadAttention):
         return Attended(self.merge_heads(heads), carry=self._carried(key_slots), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Compute the slots of the source, shared by all hypotheses."""
         assert inputs.memory is not None  # the cross role is the only one that steps
         key_slots, value_slots = self._matrices(inputs.carry)
         k, v = self._rows(inputs.memory, inputs.memory_valid)

@@ -91,7 +91,6 @@ class MemoryCompressed(HeadAttention):
         return Attended(self.merge_heads(heads), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Return no blocks but the learned pair; in the cross role the compressed source, for all hypotheses."""
         memory_valid = inputs.memory_valid
         if inputs.memory is not None:
             rows = zip(("keys", "values"), self.keys_values(inputs.memory), strict=True)

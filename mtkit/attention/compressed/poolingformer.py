@@ -126,7 +126,6 @@ class Poolingformer(PatternAttention):
         return state, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """Attend to the window, then to the ended spans within reach."""
         second, t = self.pooled, state["count"]
         heads, _, state = self.heads_of_step(inputs.query, state)
         y = self.merge_heads(heads.transpose(1, 2))

@@ -90,7 +90,6 @@ class SetTransformer(HeadAttention):
         return start_softmax(inputs.batch_size, inputs.hypotheses, *shape, width=width, like=self.points), None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """Let the points read each hypothesis's newest token, which then reads the points."""
         q = self.queries(inputs.query)  # (B, H, N, K)
         if "shared" in state:
             shared = state["shared"]

@@ -79,7 +79,6 @@ class AdaptiveSpan(PatternAttention):
         return by_head([Band(reach, reach)] * self.site.heads)
 
     def sees(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
-        """Return m_z(|i - j|) > 0, by head."""
         return self.span.factor((i - j).abs()) > 0.0
 
     def attend(self, inputs: Inputs) -> Attended:
@@ -179,5 +178,4 @@ class _SpanRamp(Positions):
 
     @torch.no_grad()
     def after_update(self, update: int, total_updates: int) -> None:
-        """Clamp the fractions to [0, 1]."""
         self.fraction.clamp_(0.0, 1.0)

@@ -34,7 +34,6 @@ class FixedHeadSize(Projection):
         super().__init__(site, head_dim)
 
     def initialize(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
-        """Give queries and keys the variance of their inputs."""
         for linear in (q_proj, k_proj):
             nn.init.kaiming_uniform_(linear.weight, nonlinearity="linear")
 

@@ -59,7 +59,6 @@ class TalkingHeads(ScoreAttention):
         self.weights_mix = nn.Parameter(_mix(self.softmax_heads, values))
 
     def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
-        """Return the scores mixed over the heads (`scores_mix`), before masking."""
         return _mixed(self.scores(pairs), self.scores_mix), None
 
     def mixed(self, weights: Tensor) -> Tensor:

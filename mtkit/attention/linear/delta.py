@@ -87,9 +87,7 @@ class Delta(HeadAttention):
         nn.init.zeros_(self.beta_proj.bias)
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Write S_j = S_j-1 + beta_j k_j (v_j - S_j-1^T k_j)^T over real keys; read S_i^T q_i, in the cross role S_S^T
-        q_i.
-        """
+        """Write S_j = S_j-1 + beta_j k_j (v_j - S_j-1^T k_j)^T over real keys; read S_i^T q_i (cross: S_S^T q_i)."""
         query = inputs.query
         if inputs.memory is None:
             writes = self._unmapped(query, inputs.query_valid)
@@ -103,7 +101,6 @@ class Delta(HeadAttention):
         return Attended(self.merge_heads(F.dropout(heads.type_as(query), self.dropout)), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Return an empty memory; in the cross role the memory of the source, shared by all hypotheses."""
         if inputs.memory is not None:
             writes = self._unmapped(inputs.memory, inputs.memory_valid)
             return {"shared": {"sums": memory_after(writes, self.chunk, self._features)}}, None

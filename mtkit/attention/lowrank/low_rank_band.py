@@ -95,7 +95,6 @@ class LowRankBand(HeadAttention):
         return Attended(self.merge_heads(heads), weights=weights if inputs.need_weights else None, losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Return empty caches, one per kind of heads; in the cross role the source, for all hypotheses."""
         if inputs.memory is not None:
             k, v = self.projected(inputs.memory, self.k_proj, self.v_proj)
             rows = {"keys": self._of_groups(k)[0], "values": v.unflatten(-1, (self.site.heads, -1))}
@@ -110,7 +109,6 @@ class LowRankBand(HeadAttention):
         return {"groups": caches, "count": 0}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """Attend to all keys in low-rank heads, to the last ones in band heads."""
         query = inputs.query
         if "shared" in state:
             return self._step_over_source(query, state["shared"], inputs.need_weights), state

@@ -46,7 +46,6 @@ class Average(Attention):
                 nn.init.zeros_(module.bias)
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Average the tokens up to each position; padding on the right reaches no real token."""
         return Attended(self._mixed(inputs.query, prefix_means(inputs.query)))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

@@ -188,7 +188,6 @@ class HardCoded(HeadAttention):
         )
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Return an empty ring of values; in the cross role the source's values and lengths, for all hypotheses."""
         if inputs.memory is None:
             shape = self.cache_shapes["values"]
             return start_cache(inputs.batch_size, inputs.hypotheses, self.v_proj.weight, values=shape), None
