@@ -165,7 +165,7 @@ def adapt(model: Network, settings: LoraSettings, seed: int) -> None:
 
 
 def merged_weights(weights: Mapping[str, Tensor], settings: LoraSettings) -> dict[str, Tensor]:
-    """Convert the state_dict of an adapted model to a plain one: W0 + (alpha / r) B A in place of W0."""
+    """Convert the state_dict of an adapted model to a plain one: W0 + (alpha / r) B A instead of W0."""
     plain = {name: value for name, value in weights.items() if not name.endswith((".lora_a", ".lora_b"))}
     for name, a in weights.items():
         layer, _, last = name.rpartition(".")

@@ -59,7 +59,7 @@ def attention_packages(recipe: Recipe) -> dict[str, str]:
 
 
 def describe_attention(recipe: Recipe) -> str:
-    """Which mechanism has which role: "encoder longformer, decoder longformer, cross full"."""
+    """The mechanism of each role: "encoder longformer, decoder longformer, cross full"."""
     described = []
     for role, choices in choose_attention(recipe).items():
         runs = [(name, len(list(run))) for name, run in groupby(choice.name for choice in choices)]

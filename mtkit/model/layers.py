@@ -322,7 +322,7 @@ class DecoderLayer(nn.Module):
     def step(
         self, x: Stream, state: State, stack_pass: StackPass, *, need_weights: bool
     ) -> tuple[Stream, State, Tensor | None]:
-        """x (B, N, D), the newest token of each hypothesis; the weights are those of the attention to the source."""
+        """x (B, N, D), the newest token of each hypothesis; also returns the weights of the attention to the source."""
         query = self.self_residual.before(x)
         attended, self_state = self.self_attention.step(query, state["self"], carry=stack_pass.self_carry)
         stack_pass.self_carry = attended.carry

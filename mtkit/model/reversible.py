@@ -68,7 +68,7 @@ class _Stack:
 
 
 class _Reversible(torch.autograd.Function):
-    """From (x, memory, parameters) to both streams, the log-probability of sampled choices, and the losses."""
+    """A function of (x, memory, parameters): both streams, the log-probability of sampled choices, and the losses."""
 
     @staticmethod
     def forward(
@@ -128,7 +128,7 @@ class _Reversible(torch.autograd.Function):
 
 
 def _parameters(*modules: nn.Module) -> tuple[nn.Parameter, ...]:
-    """The parameters of the modules, and of the modules that an attention shares with others."""
+    """The modules' parameters, including modules that an attention shares with others."""
     shared = [part for module in modules if isinstance(module, Attention) for part in module.site.shared.values()]
     # the attention that owns a shared module has it twice
     return tuple(dict.fromkeys(parameter for module in (*modules, *shared) for parameter in module.parameters()))

@@ -56,8 +56,8 @@ class Transformer(Network):
         # pre-norm layers do not normalise their output
         self.encoder_norm = nn.LayerNorm(width) if settings.norm == "pre" else nn.Identity()
         self.decoder_norm = nn.LayerNorm(width) if settings.norm == "pre" else nn.Identity()
-        self.longest_source = min([longest, *(one.longest for one in (*encoder, *cross) if one.longest)])
-        self.longest_target = min([longest, *(one.longest for one in decoder if one.longest)])
+        self.longest_source = min([longest, *(sublayer.longest for sublayer in (*encoder, *cross) if sublayer.longest)])
+        self.longest_target = min([longest, *(sublayer.longest for sublayer in decoder if sublayer.longest)])
         self.has_weights = find(attention["cross"][-1].name).weights
 
     def encode(

@@ -40,7 +40,7 @@ class GradientReduction(Protocol):
     """Sums the gradients of an update: the update calls `backward` for each batch, then `finish`."""
 
     def backward(self, objective: Tensor | None, *, last: bool) -> None:
-        """Add the gradients of a scalar to the parameters' `grad`; None stands for an objective that is zero.
+        """Add the gradients of a scalar to the parameters' `grad`; None means an objective that is zero.
 
         `last` is true in exactly one call per update and process. Raises: RunError if memory runs out during the sum,
         so that the call cannot be repeated.
@@ -118,7 +118,7 @@ class OverlappedReduction:
 
 
 class _Identity(nn.Module):
-    """Returns the objective as a function of all parameters, also of those that had no part in it."""
+    """Returns the objective as a function of all parameters, including parameters that had no part in it."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
@@ -217,12 +217,12 @@ class ShardedModel:
                 part.reshard()
 
 
-def gather_full(tensors: Mapping[str, Tensor], *, kept: bool) -> dict[str, Tensor]:
-    """Full tensors on the CPU if `kept`, else nothing; all processes take part, one tensor at a time."""
+def gather_full(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """Full tensors on the CPU if `keep`, else nothing; all processes must call it; it gathers one tensor at a time."""
     full: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         complete = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if kept:
+        if keep:
             full[name] = complete.detach().cpu() if isinstance(tensor, DTensor) else complete
     return full
 

@@ -53,8 +53,8 @@ def train(
     """Train the recipe's model in the run folder, from the beginning or from its last checkpoint.
 
     Under torchrun all processes train one model on the same global batches, and the first one writes. `command` is
-    recorded; `init_from` is a run whose best weights a new run starts with; `say` prints lines for the user; if it
-    raises OSError, training goes on.
+    recorded; `init_from` is a run whose best weights a new run starts with; `say` prints lines for the user; its
+    OSError is ignored.
 
     Raises: RunError if the run in the folder has other settings, a checkpoint is damaged, the loss is not finite, or
     a limit is reached before the first update; DataError without training pairs; RecipeError and MtkitError if the

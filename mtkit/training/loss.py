@@ -276,7 +276,7 @@ class _RDropSums:
 def _add_divergence(both: Tensor, difference: Tensor, weight: float) -> Tensor:
     """KL(P || Q) + KL(Q || P) of each row (C,); `weight` times its gradient for the logits is added to `both`.
 
-    both (2C, V) holds P and below it Q; difference (C, V), the logits of P minus those of Q. With the gradient written
+    both (2C, V) holds P and below it Q; difference (C, V) is P's logits minus Q's. With the gradient written
     out, p becomes p * (1 + weight + weight * (d - sum_v p_v d_v)) - weight * q, and q the same with d negated.
     """
     p, q = both.chunk(2)

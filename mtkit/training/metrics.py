@@ -34,7 +34,7 @@ def heard_or_not(say: Say) -> Say:
 
 @stored
 class Row(TypedDict):
-    """A line of metrics.jsonl: a kind, an update, and measurements; those that the curves show have a type."""
+    """A line of metrics.jsonl: a kind, an update, and measurements; the curves' measurements have a type."""
 
     kind: Literal["train", "validation"]
     update: Count

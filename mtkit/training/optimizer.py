@@ -113,7 +113,7 @@ MOMENTUM = 0.95
 """m."""
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of s, s^3 and s^5 in the polynomial that moves each singular value s towards 1, steep at 0."""
+"""Factors of s, s^3 and s^5 in the polynomial that moves each singular value s towards 1, steep at 0."""
 
 STEPS = 5
 """Applications of the polynomial: singular values of 0.002 to 1 times the norm end between 0.68 and 1.21."""
@@ -160,8 +160,8 @@ class Muon(torch.optim.Optimizer):
                 by_shape.setdefault(matrix.shape, []).append(matrix)
         for (rows, columns), matrices in by_shape.items():
             momenta = [self._momentum(matrix) for matrix in matrices]
-            pairs = zip(matrices, momenta, strict=True)
-            gradients = [torch.where(applied, one.grad, momentum) for one, momentum in pairs if one.grad is not None]
+            pairs = zip((matrix.grad for matrix in matrices), momenta, strict=True)
+            gradients = [torch.where(applied, grad, momentum) for grad, momentum in pairs if grad is not None]
             torch._foreach_lerp_(momenta, gradients, 1.0 - MOMENTUM)
             nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, MOMENTUM))
             if decay:
@@ -214,10 +214,9 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Optimizer:
     by_muon = set(map(id, matrices))
     trained = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in by_muon]
     undecayed |= {id(weight) for weight in trained if weight.dim() < 2}
-    groups = [
-        {"params": [one for one in trained if id(one) not in undecayed], "weight_decay": settings.weight_decay},
-        {"params": [one for one in trained if id(one) in undecayed], "weight_decay": 0.0},
-    ]
+    decayed = [weight for weight in trained if id(weight) not in undecayed]
+    others = [weight for weight in trained if id(weight) in undecayed]
+    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=settings.peak_rate,
@@ -292,7 +291,7 @@ def restore_optimizer(
         expected = {"momentum"} if id(parameter) in by_muon else {"step", "exp_avg", "exp_avg_sq"}
         # a parameter that never had a gradient has no state
         if (keys := optimizer.state.get(parameter, {}).keys()) and keys != expected:
-            raise _foreign(origin, f"{', '.join(sorted(keys))} of {name} in place of {', '.join(sorted(expected))}")
+            raise _foreign(origin, f"{', '.join(sorted(keys))} of {name} instead of {', '.join(sorted(expected))}")
 
 
 def _foreign(origin: Path, what: str) -> RunError:

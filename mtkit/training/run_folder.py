@@ -87,7 +87,7 @@ def open_folder(
 ) -> None:
     """Create the run folder, or check that the run in it has these settings and this data.
 
-    run.json records `too_long`, the number of segments of each side with more than the `longest` pieces that the model
+    run.json records `too_long`, each side's number of segments with more than the `longest` pieces that the model
     accepts, and the lengths of the training pairs.
 
     Raises: RunError listing what differs from the existing run, or if run.json is missing next to checkpoints.

@@ -169,7 +169,7 @@ class Updater:
             self.precision.scaler.load_state_dict(progress.scaler)
 
     def _unsharded(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return tensors if self._sharded is None else gather_full(tensors, kept=self.world.first)
+        return tensors if self._sharded is None else gather_full(tensors, keep=self.world.first)
 
     def _step(self, batches: Sequence[Batch], tokens: int, number: int, rate: float | None) -> StepResult | None:
         """`training_step` on these batches, each in as many parts as memory requires; without a rate, a dry run.

@@ -89,7 +89,7 @@ def _end(message: str) -> None:
 
 
 PATIENCE = timedelta(hours=12)
-"""How long processes wait for each other, e.g. for checkpoints of the first; a lost process is noticed earlier."""
+"""Time limit of collective operations, e.g. during checkpoints; heartbeats notice a lost process earlier."""
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Read error", "Broken pipe")
 """Parts of gloo's messages in a process when another has ended."""

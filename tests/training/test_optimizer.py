@@ -128,8 +128,8 @@ def test_a_restored_optimizer_goes_on_bit_for_bit() -> None:
         ({"exp_avg/1.bias": torch.zeros(6, dtype=torch.float16)}, "exp_avg/1.bias as torch.float16"),
         ({"exp_avg/1.bias": torch.zeros(6, dtype=torch.int64)}, "exp_avg/1.bias as torch.int64"),
         ({"step/1.bias": torch.zeros((), dtype=torch.bool)}, "step/1.bias as torch.bool and not as torch.float32"),
-        ({"step/1.bias": None}, "exp_avg, exp_avg_sq of 1.bias in place of exp_avg, exp_avg_sq, step"),
-        ({"momentum/1.bias": torch.zeros(6)}, "exp_avg, exp_avg_sq, momentum, step of 1.bias in place of"),
+        ({"step/1.bias": None}, "exp_avg, exp_avg_sq of 1.bias instead of exp_avg, exp_avg_sq, step"),
+        ({"momentum/1.bias": torch.zeros(6)}, "exp_avg, exp_avg_sq, momentum, step of 1.bias instead of"),
     ],
 )
 def test_the_state_of_another_model_or_type_is_refused(change: dict[str, Any], says: str, kind: str) -> None:
