@@ -164,7 +164,7 @@ def encoded_in_parts(
     while first < len(lengths):
         count = max(1, room // max(lengths[first], 1))
         rows, longest = slice(first, first + count), max(1, *lengths[first : first + count])
-        part = encode(source[rows, :longest], valid[rows, :longest], None if task is None else task[rows])
+        part = encode(source[rows, :longest], valid[rows, :longest], task=None if task is None else task[rows])
         if part.carry is not None or part.losses or part.log_prob is not None:
             return None
         if memory is None:

@@ -92,9 +92,9 @@ class Baseline:
         advantage = (reward - self._mean(reward)).detach()
         return -(advantage * tokens * log_prob).sum(), reward.detach()
 
-    def follow(self, totals: Tensor) -> None:
-        """Move towards the mean reward of an update over all processes, from its totals."""
-        mean = totals[REWARD] / totals[SEGMENTS].clamp(min=1.0)
+    def follow(self, reward_sum: Tensor, segments: Tensor) -> None:
+        """Move towards the mean reward of an update over all processes."""
+        mean = reward_sum / segments.clamp(min=1.0)
         self._sums.mul_(self.DECAY).add_(torch.stack([mean, torch.ones_like(mean)]), alpha=1.0 - self.DECAY)
 
     def save(self) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from mtkit.storage.weights import load_weights
 from mtkit.training.data_loader import DeviceBatch, DeviceBatches, UpdateBatches
 from mtkit.training.gradient_reduction import FlatReduction, ShardedModel, build_reduction, gather_full, shard_like
 from mtkit.training.metrics import Say
-from mtkit.training.objective import NLL, Baseline, Objective
+from mtkit.training.objective import NLL, REWARD, SEGMENTS, Baseline, Objective
 from mtkit.training.optimizer import MovingAverage, build_optimizer, optimizer_tensors, restore_optimizer
 from mtkit.training.precision import LowWeights, Precision
 from mtkit.training.progress import Divergence, Progress
@@ -76,7 +76,7 @@ class Updater:
         self._failed = torch.where((self._failed == 0) & ~result.applied, number, self._failed)
         finite = norm.isfinite()
         self._sums += torch.cat([totals, torch.stack([norm.where(finite, 0.0), finite])])
-        self.objective.baseline.follow(totals)
+        self.objective.baseline.follow(totals[REWARD], totals[SEGMENTS])
         self.divergence.follow(totals[NLL] / work.tokens, number)
         self.model.after_update(number, total_updates)
         if self.average is not None:

@@ -178,7 +178,7 @@ def test_reward_raises_the_probability_of_the_rewarded_edge() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        baseline.follow(torch.tensor([0.0, 0.0, 0.0, reward.sum(), 4.0, 0.0]))
+        baseline.follow(reward.sum(), torch.tensor(4.0))
         attention.after_update(update, 120)
     assert before < 0.8
     assert share_of_first() > 0.95
