@@ -1,9 +1,10 @@
 """Output chunk by chunk, resumed after a kill."""
 
+import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -280,3 +281,45 @@ def test_a_body_that_stops_early_completes_nothing(out: Path) -> None:
     assert not out.exists()
     assert run(out, items(47), Worker())[1] == 30
     assert out.read_bytes() == expected(items(47))
+
+
+def test_a_job_begun_by_an_earlier_version_goes_on(out: Path) -> None:
+    """The names of the files and their content, byte for byte."""
+    given, ends, lines = items(25), list[int](), ['{"about": {"about": 1}}']
+    for end in (10, 20):
+        text = "".join(f"{line}\n{other}\n" for line, other in given[end - 10 : end])
+        ends.append(len(expected(given[:end])))
+        notes = [[0, []], [end // 10, [1, 11][: end // 10]], *[[0, []]] * 4]
+        lines.append(
+            json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "ends": ends[-1:], "notes": notes})
+        )
+    out.parent.mkdir()
+    out.with_name("out.txt.partial").write_bytes(expected(given[:20]))
+    record_of(out).write_text("".join(f"{line}\n" for line in lines))
+    skipped = list[int]()
+    assert write(given, Worker(), [out], skipped=skipped).cut == Listed(3, (1, 11, 21))
+    assert skipped == [10, 10]
+    assert out.read_bytes() == expected(given)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_memory_holds_one_chunk(out: Path, interrupted: bool) -> None:
+    if interrupted:
+        killed(out, items(500), at=250)
+    read = 0
+
+    def reading() -> Iterator[Item]:
+        nonlocal read
+        for item in items(500):
+            read += 1
+            yield item
+
+    class Watching(Worker):
+        def __call__(self, first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
+            assert read == first + len(chunk)
+            return super().__call__(first, chunk)
+
+    worker = Watching()
+    write(reading(), worker, [out])
+    assert len(worker.firsts) == (25 if interrupted else 50)
+    assert out.read_bytes() == expected(items(500))

@@ -111,3 +111,22 @@ def test_no_chunk_ends_between_items_that_belong_together(
             assert set(worker.firsts) <= {0, *borders}
         else:
             assert worker.firsts == ([0, 25] if longest == 40 else [0, 17, 33])
+
+
+def test_few_lines_are_read_ahead() -> None:
+    read = 0
+
+    def reader() -> Iterable[Item]:
+        nonlocal read
+        for item in items(300):
+            read += 1
+            yield item
+
+    def work(first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
+        assert len(chunk) <= 10
+        assert read <= first + len(chunk) + 20 + 1  # the queue, and the line that waits for room in it
+        return Worker()(first, chunk)
+
+    written = io.BytesIO()
+    write([], work, [written], chunks=live_chunks(reader()))
+    assert written.getvalue() == expected(items(300))
