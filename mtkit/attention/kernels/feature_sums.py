@@ -1,7 +1,7 @@
-"""The engine of mechanisms whose similarity is a product of features.
+"""Sums over keys for mechanisms whose similarity is a product of features.
 
 With sim(q, k) = phi(q) . phi(k), a query needs only the sums S = sum phi(k) v^T and z = sum phi(k) over its visible
-keys: o = phi(q) S / (phi(q) . z). A mechanism provides the features. The engine sums them over a whole memory, over
+keys: o = phi(q) S / (phi(q) . z). A mechanism provides the features; they are summed over a memory, over
 every prefix (in parts), or token by token. The scores of all pairs are never held in memory.
 
 S and z are one tensor, "sums" (B, G, M, V + 1), for M features: z is the sum over values that are one. Groups of

@@ -1,6 +1,6 @@
 """A pattern in two dimensions: positions folded row by row into a grid, in which blocks of queries see what is near.
 
-A pattern over a grid as lists of keys beside rectangles of queries, for the listed engine (`attend_listed`).
+A pattern over a grid as lists of keys beside rectangles of queries, for `attend_listed`.
 
 A rectangle is one block of the grid, several neighbours where blocks are small, or a part of one where they are large.
 """

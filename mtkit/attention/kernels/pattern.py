@@ -2,8 +2,8 @@
 
 A pattern is a pure function of positions: it is independent of content and of the length of the batch. It is also
 independent of the role: the caller hides later keys from causal queries, and padding from all. Besides the exact
-predicate `sees`, a pattern states what is needed to lay it out in blocks (`tiles`, `picked_tiles`) and to keep its
-keys while decoding (`kept`). Patterns drawn at random, which differ from head to head, are in `random_pattern`.
+predicate `sees`, a pattern states what its layout in blocks needs (`pattern_blocks`, `random_pattern`), and which keys
+decoding must keep (`kept`). Patterns drawn at random, which differ from head to head, are in `random_pattern`.
 """
 
 from collections.abc import Collection

@@ -24,7 +24,7 @@ SHORTEST_BLOCK = 16
 
 
 @dataclass(frozen=True)
-class Tiles:
+class QueryBlocks:
     """A few blocks of queries and their keys.
 
     q (B, H, streams, blocks, c, K); k (B, G, streams, blocks, L, K) and v likewise; visible broadcasts to the scores
@@ -41,7 +41,7 @@ class Tiles:
 
 
 class Fold:
-    """Tiles in the four axes that the fused kernel knows.
+    """Query blocks in the four axes of the fused kernel.
 
     The streams of all heads become its batch axis and the blocks its head axis, so that overlapping windows stay views;
     streams of one block each are on the head axis themselves, so that heads share their masks. Queries that share a key
@@ -49,7 +49,7 @@ class Fold:
     """
 
     def __init__(self, q: Tensor, k: Tensor) -> None:
-        """Of queries and keys in the axes of `Tiles`."""
+        """Of queries and keys in the axes of `QueryBlocks`."""
         self.shape = q.shape[:5]
         self.group = self.shape[1] // k.shape[1]
         self.streams, self.blocks = self.shape[2:4]
@@ -125,9 +125,9 @@ class WindowLayout:
         """The number of positions in a window."""
         return self.back + self.block + self.ahead
 
-    def tiles(
+    def lay_out(
         self, q: Tensor, k: Tensor, v: Tensor, *, valid: Tensor | None, earlier: Pattern, relative: bool
-    ) -> list[Tiles]:
+    ) -> list[QueryBlocks]:
         """All blocks of q (B, H, T, K), k (B, G, T, K), v (B, G, T, V), in groups of neighbours.
 
         valid (B, T). Keys that `earlier` sees are omitted. Blocks away from the borders form one group with one mask;
@@ -142,7 +142,7 @@ class WindowLayout:
             alike = self.alike(first, last, valid) and not (relative and self.columns)
             positions = self._positions(q.device, first, last, alike)
             near = self.with_columns(k, keys[place]), self.with_columns(v, values[place])
-            groups.append(Tiles(queries[place], *near, visible, *positions))
+            groups.append(QueryBlocks(queries[place], *near, visible, *positions))
         return groups
 
     def visible(self, first: int, last: int, valid: Tensor | None, earlier: Pattern, device: torch.device) -> Tensor:
@@ -162,9 +162,9 @@ class WindowLayout:
         streams = (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=3)).flatten(3, 4)[:, :, :, : self.stream]
         return streams.transpose(2, 3).flatten(2, 3)[:, :, : self.length]
 
-    def split_blocks(self, x: Tensor, tiles: list[Tiles]) -> list[Tensor]:
+    def split_blocks(self, x: Tensor, blocks: list[QueryBlocks]) -> list[Tensor]:
         """The rows (B, H, streams, blocks, c, ...) of x (B, H, T, ...) for each group."""
-        return list(self._queries(x).split([each.q.shape[3] for each in tiles], dim=3))
+        return list(self._queries(x).split([each.q.shape[3] for each in blocks], dim=3))
 
     def groups(self, valid: Tensor | None) -> list[tuple[int, int]]:
         """The ranges of blocks before, within and behind the ones that share a mask."""
@@ -238,7 +238,7 @@ class CombLayout:
     def __init__(self, combs: Pattern, *, length: int, causal: bool) -> None:
         self.combs, self.length, self.causal = combs, length, causal
 
-    def tiles(self, q: Tensor, k: Tensor, v: Tensor, *, valid: Tensor | None, earlier: Pattern) -> list[Tiles]:
+    def lay_out(self, q: Tensor, k: Tensor, v: Tensor, *, valid: Tensor | None, earlier: Pattern) -> list[QueryBlocks]:
         """One block of q (B, H, T, K), with k (B, G, T, K) and v (B, G, T, V); valid (B, T)."""
         [keys] = self.combs.keys(range(self.length), self.length)
         j = to_device(torch.tensor(list(keys) or [0]), q.device)  # the first is hidden where there are none
@@ -250,9 +250,9 @@ class CombLayout:
         if valid is not None:
             visible = visible & valid[:, None, None, None, None, j]
         rows, k, v = (x[:, :, None, None] for x in (q, k.index_select(2, j), v.index_select(2, j)))
-        return [Tiles(rows, k, v, visible, i.view(1, 1, -1), j.view(1, 1, -1))]
+        return [QueryBlocks(rows, k, v, visible, i.view(1, 1, -1), j.view(1, 1, -1))]
 
-    def split_blocks(self, x: Tensor, tiles: object = None) -> list[Tensor]:
+    def split_blocks(self, x: Tensor, blocks: object = None) -> list[Tensor]:
         """The rows (B, H, 1, 1, T, ...) of x (B, H, T, ...)."""
         return [x[:, :, None, None]]
 

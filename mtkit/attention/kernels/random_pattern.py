@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.kernels.dot_product import expand_heads
 from mtkit.attention.kernels.pattern import Pattern
-from mtkit.attention.kernels.pattern_blocks import Tiles
+from mtkit.attention.kernels.pattern_blocks import QueryBlocks
 from mtkit.attention.kernels.reproducible import hashed
 
 
@@ -201,7 +201,7 @@ class DrawnLayout:
         self.pattern, self.length, self.causal = pattern, length, causal
         self.blocks = -(-length // pattern.size)
 
-    def tiles(self, q: Tensor, k: Tensor, v: Tensor, *, valid: Tensor | None, earlier: Pattern) -> list[Tiles]:
+    def lay_out(self, q: Tensor, k: Tensor, v: Tensor, *, valid: Tensor | None, earlier: Pattern) -> list[QueryBlocks]:
         """All blocks of q (B, H, T, K), with k (B, G, S, K) and v (B, G, S, V), as one group.
 
         valid (B, S). What `earlier` sees is left out.
@@ -218,9 +218,9 @@ class DrawnLayout:
             visible = visible & (j.unsqueeze(-2) <= i.unsqueeze(-1))
         [rows] = self.split_blocks(q)
         k, v = (self._gathered(expand_heads(x, q.shape[1]), place) for x in (k, v))
-        return [Tiles(rows, k, v, visible.unsqueeze(2), i.unsqueeze(0), j.unsqueeze(2))]
+        return [QueryBlocks(rows, k, v, visible.unsqueeze(2), i.unsqueeze(0), j.unsqueeze(2))]
 
-    def split_blocks(self, x: Tensor, tiles: object = None) -> list[Tensor]:
+    def split_blocks(self, x: Tensor, blocks: object = None) -> list[Tensor]:
         """The rows (B, H, 1, blocks, c, ...) of x (B, H, T, ...)."""
         rest = self.blocks * self.pattern.size - self.length
         return [(F.pad(x, (0, 0, 0, rest)) if rest else x).unflatten(2, (1, self.blocks, self.pattern.size))]

@@ -1,9 +1,9 @@
-"""The engine that runs any sparse position pattern in blocks, counting each key once, without a T x T tensor.
+"""Softmax attention over any sparse position pattern, in blocks, each key counted once, without a T x T tensor.
 
-Each block of queries is laid out beside the keys it may see (`tiles`), and one fused softmax runs over all blocks of a
-group. Members of a pattern that need another layout (another dilation, a comb, random keys) are a part of their own,
-which omits keys that earlier parts have seen. The softmaxes of the parts are joined by their log-sum-exp. Where all
-members see whole blocks of one size, some of them picked, no parts are needed (`picked_blocks`).
+Each block of queries is laid out next to the keys it may see (`pattern_blocks`); one fused softmax runs over a group of
+blocks. Members of a pattern that need another layout (another dilation, a comb, random keys) form their own part,
+which omits keys that earlier parts have seen; the parts' softmaxes are joined by their log-sum-exp. If all members see
+whole blocks of one size, some of them picked, no parts are needed (`picked_blocks`).
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.kernels.grid import Grid, grid_lists
 from mtkit.attention.kernels.listed import attend_listed
 from mtkit.attention.kernels.pattern import Band, Columns, Comb, Pattern, Rows, Union, Window
-from mtkit.attention.kernels.pattern_blocks import CombLayout, Fold, Tiles, WindowLayout, surely_all
+from mtkit.attention.kernels.pattern_blocks import CombLayout, Fold, QueryBlocks, WindowLayout, surely_all
 from mtkit.attention.kernels.picked_blocks import attend_picked, block_size, picks_of
 from mtkit.attention.kernels.random_pattern import Drawn, DrawnLayout, LastRows
 from mtkit.attention.kernels.running_softmax import join_parts, softmax_with_sum
@@ -37,7 +37,7 @@ from mtkit.attention.kernels.tiled_softmax import attend_biased
 from mtkit.attention.slots import Positions
 
 Layout = WindowLayout | CombLayout | DrawnLayout
-Part = tuple[Layout, Callable[[Tensor, Tensor, Tensor], list[Tiles]]]
+Part = tuple[Layout, Callable[[Tensor, Tensor, Tensor], list[QueryBlocks]]]
 """What shares a layout, and how queries, keys and values are laid out so."""
 
 
@@ -194,7 +194,7 @@ def _attend_rows(
     seen = torch.ones(len(i), len(j), dtype=torch.bool, device=q.device)
     visible = visible_pairs(seen, causal, valid).expand(1 if causal or valid is None else len(q), 1, -1, -1)
     q, k, v, visible = (x[:, :, None, None] for x in (q, k, v, visible))  # one block
-    tile = Tiles(q, k, v, visible, i.view(1, 1, -1), j.view(1, 1, -1))
+    tile = QueryBlocks(q, k, v, visible, i.view(1, 1, -1), j.view(1, 1, -1))
     return _attend_part(tile, scale, positions, dropout)[0][:, :, 0, 0]
 
 
@@ -237,35 +237,35 @@ def _parts(pattern: Pattern, length: int, causal: bool, valid: Tensor | None, re
     others = any(isinstance(member, Comb | Drawn) for member in pattern.members)
     for windows in _by_dilation(pattern) or ([] if others and not columns.count else [[]]):
         layout = WindowLayout(windows, length=length, causal=causal, columns=columns.count, elsewhere=bool(parts))
-        parts.append((layout, partial(layout.tiles, valid=valid, earlier=earlier, relative=relative)))
+        parts.append((layout, partial(layout.lay_out, valid=valid, earlier=earlier, relative=relative)))
         earlier = Union((*earlier.members, *windows, columns))
     combs = tuple(member for member in pattern.members if isinstance(member, Comb))
     if combs:
         comb = CombLayout(Union(combs), length=length, causal=causal)
-        parts.append((comb, partial(comb.tiles, valid=valid, earlier=earlier)))
+        parts.append((comb, partial(comb.lay_out, valid=valid, earlier=earlier)))
         earlier = Union((*earlier.members, *combs))
     for member in pattern.members:
         if isinstance(member, Drawn):
             drawn = DrawnLayout(member, length=length, causal=causal)
-            parts.append((drawn, partial(drawn.tiles, valid=valid, earlier=earlier)))
+            parts.append((drawn, partial(drawn.lay_out, valid=valid, earlier=earlier)))
             earlier = earlier | member
     return parts
 
 
 def _fused_part(
-    layout: Layout, lay: Callable[[Tensor, Tensor, Tensor], list[Tiles]], q: Tensor, k: Tensor, v: Tensor
+    layout: Layout, lay: Callable[[Tensor, Tensor, Tensor], list[QueryBlocks]], q: Tensor, k: Tensor, v: Tensor
 ) -> FusedPart:
     """A part in the axes of the fused kernel."""
-    tiles = lay(q, k, v)
-    folds = [Fold(each.q, each.k) for each in tiles]
+    blocks = lay(q, k, v)
+    folds = [Fold(each.q, each.k) for each in blocks]
     return FusedPart(
         [
             KernelRows(fold.queries(each.q), fold.keys(each.k), fold.keys(each.v), fold.mask(each.visible))
-            for fold, each in zip(folds, tiles, strict=True)
+            for fold, each in zip(folds, blocks, strict=True)
         ],
         join_blocks=lambda rows: layout.join_blocks([fold.unfold(x) for fold, x in zip(folds, rows, strict=True)]),
         split_blocks=lambda x: [
-            fold.queries(each) for fold, each in zip(folds, layout.split_blocks(x, tiles), strict=True)
+            fold.queries(each) for fold, each in zip(folds, layout.split_blocks(x, blocks), strict=True)
         ],
     )
 
@@ -276,18 +276,18 @@ def _by_dilation(pattern: Pattern) -> list[list[Window]]:
     return [list(group) for _, group in groupby(windows, key=lambda each: each.dilation)]
 
 
-def _attend(tiles: Tiles, scale: float, positions: Positions | None, dropout: float) -> Tensor:
+def _attend(blocks: QueryBlocks, scale: float, positions: Positions | None, dropout: float) -> Tensor:
     """The heads' outputs (B, H, streams, blocks, c, V) of a part that stands alone."""
     if positions is not None and positions.on_values:
-        return _attend_part(tiles, scale, positions, dropout)[0]
-    fold, bias = Fold(tiles.q, tiles.k), _bias(tiles, positions, scale)
-    simple = None if bias is not None else fold.simple_mask(tiles.visible)
-    q, k, v = fold.queries(tiles.q), fold.keys(tiles.k), fold.keys(tiles.v)
+        return _attend_part(blocks, scale, positions, dropout)[0]
+    fold, bias = Fold(blocks.q, blocks.k), _bias(blocks, positions, scale)
+    simple = None if bias is not None else fold.simple_mask(blocks.visible)
+    q, k, v = fold.queries(blocks.q), fold.keys(blocks.k), fold.keys(blocks.v)
     if simple is not None:
         return fold.unfold(fused_attention(q, k, v, scale=scale, dropout=dropout, is_causal=simple == "triangle"))
-    some = tiles.visible.any(-1, keepdim=True)
+    some = blocks.visible.any(-1, keepdim=True)
     # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
-    mask = tiles.visible | ~some
+    mask = blocks.visible | ~some
     if bias is not None:
         mask = bias.masked_fill(~mask, float("-inf"))
     mask = fold.mask(mask)
@@ -298,18 +298,20 @@ def _attend(tiles: Tiles, scale: float, positions: Positions | None, dropout: fl
     return output if surely_all(some) else output * some
 
 
-def _attend_part(tiles: Tiles, scale: float, positions: Positions | None, dropout: float) -> tuple[Tensor, Tensor]:
+def _attend_part(
+    blocks: QueryBlocks, scale: float, positions: Positions | None, dropout: float
+) -> tuple[Tensor, Tensor]:
     """The heads' outputs (B, H, streams, blocks, c, V) over these keys alone, and their log-sum-exp (..., c, 1)."""
-    weights, log_sum = softmax_with_sum(tiles.q, tiles.k, scale, tiles.visible, _bias(tiles, positions, scale))
+    weights, log_sum = softmax_with_sum(blocks.q, blocks.k, scale, blocks.visible, _bias(blocks, positions, scale))
     dropped = F.dropout(weights, dropout) if dropout else weights
-    heads = weighted(dropped, tiles.v)
-    extra = None if positions is None else positions.values(dropped, tiles.query_position, tiles.key_position)
+    heads = weighted(dropped, blocks.v)
+    extra = None if positions is None else positions.values(dropped, blocks.query_position, blocks.key_position)
     return heads if extra is None else heads + extra.type_as(heads), log_sum
 
 
-def _bias(tiles: Tiles, positions: Positions | None, scale: float) -> Tensor | None:
+def _bias(blocks: QueryBlocks, positions: Positions | None, scale: float) -> Tensor | None:
     """The bias (1 or B, H, streams, blocks, c, L), of length 1 along axes on which it is constant."""
     if positions is None:
         return None
-    bias = positions.bias(tiles.q, tiles.query_position, tiles.key_position, scale)
-    return bias if bias is None or bias.dim() == tiles.q.dim() else bias.unsqueeze(0)
+    bias = positions.bias(blocks.q, blocks.query_position, blocks.key_position, scale)
+    return bias if bias is None or bias.dim() == blocks.q.dim() else bias.unsqueeze(0)
