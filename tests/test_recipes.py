@@ -14,7 +14,7 @@ import yaml
 from mtkit.data.builtin.corpus import corpus as builtin_corpus
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
-from mtkit.data.resampling import joined
+from mtkit.data.resampling import join_documents
 from mtkit.experiments.check import check
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, load_recipe, merged
@@ -135,7 +135,7 @@ def test_the_real_corpora_can_be_prepared(name: str, rows: dict[str, int], tmp_p
     assert open_prepared(settings.folder).train.too_long(recipe.model.max_length) <= rows["train"] / 10_000
     if settings.documents is not None:
         train = open_prepared(settings.folder).train
-        assert len(joined(train, settings.documents.pieces, seed=1, epoch=0)) < rows["train"] / 1.5
+        assert len(join_documents(train, settings.documents.pieces, seed=1, epoch=0)) < rows["train"] / 1.5
     assert all(side["unknown"] == {"source": 0, "target": 0} for side in sides.values())
 
 

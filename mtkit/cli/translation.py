@@ -83,7 +83,7 @@ def check_standard_output(output: Path | None, read: Mapping[str, Path | None]) 
 
 def open_text(name: str) -> Path | Iterable[str]:
     """The file with that name; the lines of standard input if it is -."""
-    from mtkit.text.text_files import decoded, lines_of
+    from mtkit.text.text_files import decode_lines, read_lines
 
     if name != "-":
         return Path(name)
@@ -94,7 +94,7 @@ def open_text(name: str) -> Path | Iterable[str]:
         stdin: BinaryIO = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     except OSError:  # it is no file, but an object of a program that calls this one
         stdin = sys.stdin.buffer
-    return decoded(lines_of(stdin), "standard input")
+    return decode_lines(read_lines(stdin), "standard input")
 
 
 def count_lines(name: str) -> int | None:

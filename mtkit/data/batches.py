@@ -110,11 +110,11 @@ class Batch:
     task: Tensor | None = None
     """(B,) int64: the direction of each segment, an index into `Prepared.directions`; None if there is only one."""
 
-    def pinned(self) -> "Batch":
+    def pin(self) -> "Batch":
         """Return the batch in page-locked memory, from which CUDA copies asynchronously."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        pinned: dict[str, Any] = {name: each.pin_memory() for name, each in values.items() if isinstance(each, Tensor)}
-        return replace(self, **pinned)
+        tensors: dict[str, Any] = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **{name: tensor.pin_memory() for name, tensor in tensors.items()})
 
     @property
     def size(self) -> int:
@@ -154,10 +154,10 @@ def make_batch(side: Side, rows: np.ndarray, longest: int | None = None) -> Batc
     source, target = side.source.lengths[rows] + 1, side.target.lengths[rows] + 1
     source_width, width = (padded_width(int(lengths.max())) for lengths in (source, target))
     return Batch(
-        source=torch.from_numpy(side.source.padded(rows, source_width, None, EOS)),
+        source=torch.from_numpy(side.source.pad(rows, source_width, None, EOS)),
         source_valid=torch.from_numpy(np.arange(source_width) < source[:, None]),
-        target_in=torch.from_numpy(side.target.padded(rows, width, BOS, None)),
-        target_out=torch.from_numpy(side.target.padded(rows, width, None, EOS)),
+        target_in=torch.from_numpy(side.target.pad(rows, width, BOS, None)),
+        target_out=torch.from_numpy(side.target.pad(rows, width, None, EOS)),
         target_valid=torch.from_numpy(np.arange(width) < target[:, None]),
         target_tokens=int(target.sum()),
         lines=side.lines[rows],
@@ -184,7 +184,7 @@ Job = TypeVar("Job")
 Made = TypeVar("Made")
 
 
-def prefetched(make: Callable[[Job], Made], jobs: Iterable[Job], *, ahead: int = 8) -> Iterator[Made]:
+def prefetch(make: Callable[[Job], Made], jobs: Iterable[Job], *, ahead: int = 8) -> Iterator[Made]:
     """Yield the result of `make` for each job, computed up to `ahead` jobs in advance by a thread.
 
     The thread also iterates over `jobs`. It ends with the loop, even if that is left early; its errors are raised here.

@@ -7,7 +7,7 @@ import numpy as np
 
 from mtkit.recipe.data import Cleaning
 from mtkit.terminal import ProgressBar, silent
-from mtkit.text.segments import Ragged, mixed
+from mtkit.text.segments import Ragged, mix
 from mtkit.text.tokenizer import UNK
 
 REASONS = {
@@ -44,7 +44,7 @@ def pair_hashes(
     All pairs are hashed at once: each piece is mixed with its place, a side is the sum of its pieces, a pair mixes both
     sides. If a piece is unknown, the text is mixed in as well, since different words have the same unknown piece.
     """
-    hashes = mixed(mixed(_row_sums(source) + _hash(direction)) + _row_sums(target))
+    hashes = mix(mix(_row_sums(source) + _hash(direction)) + _row_sums(target))
     unknown = [np.repeat(np.arange(len(side.lengths)), side.lengths)[side.flat == UNK] for side in (source, target)]
     for row in np.unique(np.concatenate(unknown)).tolist():
         hashes[row] ^= _hash("\n".join(" ".join(text.split()) for text in (sources[row], targets[row])))
@@ -59,7 +59,7 @@ def _row_sums(side: Ragged) -> np.ndarray:
     """Return (rows,) uint64, modulo 2^64."""
     ends = np.cumsum(side.lengths, dtype=np.int64)
     places = np.arange(len(side.flat)) - np.repeat(ends - side.lengths, side.lengths)
-    pieces = mixed(mixed(side.flat.astype(np.uint64)) + places.astype(np.uint64))
+    pieces = mix(mix(side.flat.astype(np.uint64)) + places.astype(np.uint64))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(pieces, dtype=np.uint64)])
     return sums[ends] - sums[ends - side.lengths]
 

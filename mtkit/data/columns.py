@@ -141,7 +141,7 @@ class Tokens:
         lengths = (self._starts[lasts] + self.lengths[lasts] - starts).astype(np.int32)
         return Tokens(self._pieces, starts, lengths, self._vocabulary, self._file)
 
-    def taken(self, rows: np.ndarray) -> Ragged:
+    def take(self, rows: np.ndarray) -> Ragged:
         """Return a copy of these rows. Raises: DataError for a piece outside the vocabulary."""
         lengths = self.lengths[rows].astype(np.int32)
         ends = np.cumsum(lengths, dtype=np.int64)
@@ -150,7 +150,7 @@ class Tokens:
         self._check(flat)
         return Ragged(flat, lengths)
 
-    def padded(self, rows: np.ndarray, width: int, first: int | None, last: int | None) -> np.ndarray:
+    def pad(self, rows: np.ndarray, width: int, first: int | None, last: int | None) -> np.ndarray:
         """Return (len(rows), width) int64: each row with `first` before it and `last` after it, unless None, then PAD.
 
         `width` must suffice for the longest row with these. Raises: DataError for a piece outside the vocabulary.

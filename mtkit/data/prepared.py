@@ -169,7 +169,7 @@ class Side:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def drawn(self, rows: np.ndarray, source: Tokens, target: Tokens) -> "Side":
+    def with_tokens(self, rows: np.ndarray, source: Tokens, target: Tokens) -> "Side":
         """Return these rows with other tokens, without text; `source` and `target` have one row for each of `rows`."""
         columns = (self.tasks, self.corpora, self.documents)
         tasks, corpora, documents = (None if column is None else column[rows] for column in columns)

@@ -13,11 +13,11 @@ from mtkit.data.prepared import Side
 from mtkit.errors import RecipeError
 from mtkit.recipe.data import TokenizerSettings
 from mtkit.text.sampling import BpeDropout, UnigramSampling, Words
-from mtkit.text.segments import Ragged, mixed
+from mtkit.text.segments import Ragged, mix
 from mtkit.text.tokenizer import Tokenizer, Tokenizers
 
 
-def joined(side: Side, pieces: int, *, seed: int, epoch: int) -> Side:
+def join_documents(side: Side, pieces: int, *, seed: int, epoch: int) -> Side:
     """Join neighbouring segments of documents into an epoch's rows of up to `pieces` pieces a side, with breaks.
 
     Breaks and tags are counted; a longer segment is a row of its own. Each row's room is drawn, from the mean segment
@@ -39,7 +39,7 @@ def joined(side: Side, pieces: int, *, seed: int, epoch: int) -> Side:
         first = following[first]
     rows = np.array(firsts, dtype=np.int64)
     lasts = np.append(rows[1:], len(side)) - 1
-    return side.drawn(rows, side.source.spans(rows, lasts), side.target.spans(rows, lasts))
+    return side.with_tokens(rows, side.source.spans(rows, lasts), side.target.spans(rows, lasts))
 
 
 def _row_ends(tokens: Tokens, room: np.ndarray) -> np.ndarray:
@@ -72,7 +72,7 @@ class Sampler:
         words, counts = self._words.split(rows)
         starts = np.cumsum(counts) - counts
         places = np.arange(len(words)) - np.repeat(starts, counts)
-        drawn = self._method.draw(words, mixed(np.repeat(keys, counts) + places.astype(np.uint64)))
+        drawn = self._method.draw(words, mix(np.repeat(keys, counts) + places.astype(np.uint64)))
         sums = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(drawn.lengths, dtype=np.int64)])
         return Ragged(drawn.flat, (sums[starts + counts] - sums[starts]).astype(np.int32))
 
@@ -95,12 +95,12 @@ class Resegmentation:
         drawn = []
         for end, (sampler, tokens) in enumerate(((self._source, side.source), (self._target, side.target))):
             (base,) = np.random.SeedSequence((self._seed, epoch, 2, end)).generate_state(1, np.uint64)
-            keys = mixed(mixed(base + rows.astype(np.uint64)) + copies.astype(np.uint64))
+            keys = mix(mix(base + rows.astype(np.uint64)) + copies.astype(np.uint64))
             drawn.append(self._draw(sampler, tokens, rows, keys))
-        return side.drawn(rows, *drawn)
+        return side.with_tokens(rows, *drawn)
 
     def _draw(self, sampler: Sampler, tokens: Tokens, rows: np.ndarray, keys: np.ndarray) -> Tokens:
-        plain = tokens.taken(rows)
+        plain = tokens.take(rows)
         drawn = sampler.rows(plain, keys)
         fits = drawn.lengths < self._longest
         starts = [np.cumsum(part.lengths, dtype=np.int64) - part.lengths for part in (drawn, plain)]
@@ -112,7 +112,7 @@ class Resegmentation:
         )
 
 
-def strength_of(tokenizer: TokenizerSettings, *, dropout: float, alpha: float) -> float:
+def sampling_strength(tokenizer: TokenizerSettings, *, dropout: float, alpha: float) -> float:
     """Return the strength of subword sampling, 0 for none: `dropout` for bpe, `alpha` for unigram.
 
     Raises: RecipeError if the setting of the other kind is given.

@@ -16,7 +16,14 @@ from mtkit.recipe.settings import RUNS
 from mtkit.storage.files import check_regular
 from mtkit.storage.records import read_stored
 from mtkit.text.corpora import name_of, read_corpus
-from mtkit.text.languages import bleu_tokenizer, lacks_spaces, language_in, languages_of, listed, script_language
+from mtkit.text.languages import (
+    bleu_tokenizer,
+    known_language,
+    lacks_spaces,
+    language_in,
+    languages_of,
+    script_language,
+)
 from mtkit.text.sentences import CODES
 from mtkit.text.text_files import Lines
 
@@ -171,7 +178,7 @@ def _first_lines(corpus: Corpus, side: Side) -> list[str]:
 def _main_code(language: str | None) -> str | None:
     """Return one code for all names of a known language; for others, the name without region and script."""
     main = (language or "").lower().replace("_", "-").partition("-")[0]
-    return listed(language) or CODES.get(main, main) or None
+    return known_language(language) or CODES.get(main, main) or None
 
 
 @dataclass(frozen=True)

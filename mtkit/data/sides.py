@@ -230,9 +230,9 @@ class SideWriter:
     def _batch(self, chunk: Chunk, encoded: EncodedChunk) -> pa.RecordBatch:
         rows = self._clean(chunk, encoded)
         if len(self._tags):
-            rows = rows.tagged(self._tags)
+            rows = rows.with_tags(self._tags)
         if self._breaks:
-            rows = rows.closed(BREAK)
+            rows = rows.append(BREAK)
         columns = {
             "source": lists(rows.source),
             "target": lists(rows.target),

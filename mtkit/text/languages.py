@@ -108,7 +108,7 @@ def lacks_spaces(lines: Sequence[str]) -> bool:
     return sum(map(len, words)) > _LONG_WORD * len(words)
 
 
-def listed(language: str | None) -> str | None:
+def known_language(language: str | None) -> str | None:
     """Return the two-letter code of a listed language, as zh for cmn_Hant; None for others and for Latin script."""
     main, *subtags = re.split("[-_]", (language or "").strip().lower())
     return None if "latn" in subtags else _LANGUAGES.get(main)
@@ -116,15 +116,15 @@ def listed(language: str | None) -> str | None:
 
 def has_spaces(language: str | None) -> bool:
     """Return whether the language has spaces between words; None is an unknown language."""
-    known = listed(language)
+    known = known_language(language)
     return known is None or known in _SPACED
 
 
 def seam(language: str | None) -> str:
     """Return the text between two sentences: nothing in Chinese and Japanese, else a space (also in Thai and Lao)."""
-    return "" if listed(language) in ("zh", "ja") else " "
+    return "" if known_language(language) in ("zh", "ja") else " "
 
 
 def bleu_tokenizer(language: str | None) -> str:
     """Return the name of sacrebleu's tokenizer for the language."""
-    return _TOKENIZERS.get(listed(language) or "", "13a")
+    return _TOKENIZERS.get(known_language(language) or "", "13a")

@@ -14,7 +14,7 @@ from sys import byteorder
 
 import numpy as np
 
-from mtkit.text.segments import Ragged, mixed, uniform
+from mtkit.text.segments import Ragged, mix, uniform
 from mtkit.text.tokenizer import Tokenizer
 
 _REMEMBERED_WORDS = 1 << 19
@@ -240,7 +240,7 @@ class UnigramSampling:
         lengths, drawn = np.zeros(len(words), dtype=np.int32), list[tuple[np.ndarray, np.ndarray]]()
         live = np.arange(len(words))  # words whose beginning is not reached yet
         while len(live):
-            share = mixed(keys[live] + np.uint64(len(drawn))) >> np.uint64(64 - _BITS)
+            share = mix(keys[live] + np.uint64(len(drawn))) >> np.uint64(64 - _BITS)
             chosen = np.searchsorted(until, (place.astype(np.uint64) << np.uint64(_BITS)) + share, side="right")
             drawn.append((live, piece[chosen]))
             lengths[live] += 1

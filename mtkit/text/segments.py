@@ -22,11 +22,11 @@ class Ragged(NamedTuple):
         """Return the rows for which `keep`, (rows,) bool, is True."""
         return Ragged(self.flat[np.repeat(keep, self.lengths)], self.lengths[keep])
 
-    def opened(self, marks: np.ndarray) -> "Ragged":
+    def prepend(self, marks: np.ndarray) -> "Ragged":
         """Return each row with its mark of `marks`, (rows,), before it."""
         return self._insert(np.cumsum(self.lengths) - self.lengths, marks)
 
-    def closed(self, mark: int) -> "Ragged":
+    def append(self, mark: int) -> "Ragged":
         """Return each row with the same mark after it."""
         return self._insert(np.cumsum(self.lengths), mark)
 
@@ -58,13 +58,13 @@ class Segments:
         arrays = (self.lines, self.documents, self.corpora, self.tasks)
         return Segments(self.source.only(keep), self.target.only(keep), *(array[keep] for array in arrays))
 
-    def tagged(self, tags: np.ndarray) -> "Segments":
+    def with_tags(self, tags: np.ndarray) -> "Segments":
         """Return them with the tag of its direction before each source; `tags`: the piece of each direction."""
-        return replace(self, source=self.source.opened(tags[self.tasks]))
+        return replace(self, source=self.source.prepend(tags[self.tasks]))
 
-    def closed(self, mark: int) -> "Segments":
+    def append(self, mark: int) -> "Segments":
         """Return them with a mark after each, on both sides."""
-        return replace(self, source=self.source.closed(mark), target=self.target.closed(mark))
+        return replace(self, source=self.source.append(mark), target=self.target.append(mark))
 
 
 def lists(rows: Ragged) -> pa.ListArray:
@@ -74,7 +74,7 @@ def lists(rows: Ragged) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.flat))
 
 
-def mixed(values: np.ndarray) -> np.ndarray:
+def mix(values: np.ndarray) -> np.ndarray:
     """Map each uint64 to another that looks random, one to one."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -84,4 +84,4 @@ def mixed(values: np.ndarray) -> np.ndarray:
 
 def uniform(keys: np.ndarray, number: int | np.ndarray) -> np.ndarray:
     """Return the `number`-th draw of each uint64 key, a float64 from 0 to below 1."""
-    return (mixed(keys + np.asarray(number, dtype=np.uint64)) >> np.uint64(11)) * 2.0**-53
+    return (mix(keys + np.asarray(number, dtype=np.uint64)) >> np.uint64(11)) * 2.0**-53

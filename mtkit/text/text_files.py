@@ -69,7 +69,7 @@ class Lines:
                 lines = _decode_clean(block)
                 if lines is None:
                     encoded = block.removesuffix(b"\n").split(b"\n")
-                    yield from decoded(encoded, str(self.path), self.repairs, first=number)
+                    yield from decode_lines(encoded, str(self.path), self.repairs, first=number)
                     number += len(encoded)
                 else:
                     yield from lines
@@ -129,12 +129,12 @@ def _size_of_lines(file: BinaryIO, lines: int) -> int:
     return size
 
 
-def lines_of(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield a binary stream's lines as they arrive, each cut after `LONGEST` + 1 bytes, which `decoded` rejects."""
+def read_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield a stream's lines as they arrive, each cut after `LONGEST` + 1 bytes, which `decode_lines` rejects."""
     return iter(partial(stream.readline, LONGEST + 1), b"")
 
 
-def decoded(lines: Iterable[bytes], name: str, repairs: Repairs | None = None, *, first: int = 1) -> Iterator[str]:
+def decode_lines(lines: Iterable[bytes], name: str, repairs: Repairs | None = None, *, first: int = 1) -> Iterator[str]:
     """Decode the lines of a file or stream called `name`, from line `first` on; repairs and errors as `Lines`."""
     repairs = repairs or Repairs()
     for number, line in enumerate(lines, start=first):

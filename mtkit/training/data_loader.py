@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.batches import Batch, make_batch, prefetched
+from mtkit.data.batches import Batch, make_batch, prefetch
 from mtkit.data.epochs import EpochPart, EpochPlan, plan_epoch
 from mtkit.data.prepared import Prepared, Side
-from mtkit.data.resampling import Resegmentation, joined, strength_of
+from mtkit.data.resampling import Resegmentation, join_documents, sampling_strength
 from mtkit.errors import DataError
 from mtkit.recipe import Recipe
 from mtkit.text.corpora import name_of
@@ -148,7 +148,9 @@ class DataLoader:
         self._weights = [corpus.weight for corpus in corpora]
         self._source_names = [name_of(corpus, "source") for corpus in corpora] or [str(text)]
         tokenizer = prepared.settings.tokenizer
-        strength = strength_of(tokenizer, dropout=recipe.training.subword_dropout, alpha=recipe.training.subword_alpha)
+        strength = sampling_strength(
+            tokenizer, dropout=recipe.training.subword_dropout, alpha=recipe.training.subword_alpha
+        )
         self._resegmentation = (
             Resegmentation(prepared.tokenizers, tokenizer.kind, strength, longest=longest, seed=recipe.seed)
             if strength
@@ -184,7 +186,9 @@ class DataLoader:
         if self._last is None or self._last.number != number:
             side = self._side
             if self._documents is not None:
-                side = joined(side, min(self._documents.pieces, self._longest - 1), seed=self._seed, epoch=number)
+                side = join_documents(
+                    side, min(self._documents.pieces, self._longest - 1), seed=self._seed, epoch=number
+                )
             plan = plan_epoch(
                 side,
                 batch_tokens=self._batch_tokens,
@@ -245,7 +249,7 @@ class DataLoader:
     def _rest_of(self, epoch: int, begin: int) -> Iterator[UpdateBatches]:
         layout = self._epoch(epoch)
         batches = layout.plan.batches
-        local = prefetched(self._make, self._global_batches(layout, begin))
+        local = prefetch(self._make, self._global_batches(layout, begin))
         for first in range(begin, batches, self._accumulate):
             end = min(first + self._accumulate, batches)
             group = [next(local) for _ in range(first, end)]
@@ -259,7 +263,7 @@ class DataLoader:
 
     def _global_batches(self, layout: _Epoch, begin: int) -> Iterator[_GlobalBatch]:
         """The global batches of an epoch from `begin` on; the next part is planned while one is trained on."""
-        for batches in prefetched(partial(self._part, layout), layout.plan.parts(begin), ahead=1):
+        for batches in prefetch(partial(self._part, layout), layout.plan.parts(begin), ahead=1):
             yield from batches
 
     def _part(self, layout: _Epoch, begun: tuple[EpochPart, int]) -> list[_GlobalBatch]:
@@ -280,7 +284,7 @@ class DataLoader:
         places = self._local(global_batch.places)
         batch = make_batch(global_batch.side, places, self._longest) if len(places) else None
         if batch is not None and self._world.device.type == "cuda":
-            batch = batch.pinned()
+            batch = batch.pin()
         return batch, count_tokens(global_batch.side, [global_batch.places]), global_batch.rows
 
     def name_lines(self, epoch: int, rows: Sequence[np.ndarray]) -> str:

@@ -3,7 +3,7 @@ import pytest
 
 from mtkit.data.cleaning import REASONS, Repeats, Seen, examine, left_out, pair_hashes
 from mtkit.recipe.data import Cleaning
-from mtkit.text.segments import mixed
+from mtkit.text.segments import mix
 from mtkit.text.tokenizer import UNK
 from tests.text.test_segments import ragged
 
@@ -54,7 +54,7 @@ def test_hashes_of_many_pairs_are_spread_over_64_bits() -> None:
 def test_seen_knows_what_a_set_knows_whatever_the_chunks() -> None:
     draw = np.random.default_rng(1)
     edges = np.arange(64, dtype=np.uint64) << np.uint64(58)
-    values = np.unique(np.concatenate([np.arange(400, dtype=np.uint64), edges, edges - 1, mixed(edges)]))
+    values = np.unique(np.concatenate([np.arange(400, dtype=np.uint64), edges, edges - 1, mix(edges)]))
     seen, known = Seen(), set()
     for size in (1, 1, 5, 200, 3, 1000, 2, 40):
         hashes = draw.choice(values[::2], size)
@@ -74,7 +74,7 @@ def test_repeats_are_what_is_seen_on_the_way(at_once: int, monkeypatch: pytest.M
     monkeypatch.setattr("mtkit.data.cleaning._AT_ONCE", at_once)
     draw = np.random.default_rng(1)
     edges = np.arange(64, dtype=np.uint64) << np.uint64(58)
-    values = np.concatenate([np.arange(100, dtype=np.uint64), edges, edges - 1, mixed(edges)])
+    values = np.concatenate([np.arange(100, dtype=np.uint64), edges, edges - 1, mix(edges)])
     stream = [draw.choice(values, size) for size in (1, 0, 7, 200, 64, 3)]
     readings = list[str]()
 

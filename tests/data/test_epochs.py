@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtkit.data.batches import Batch, edges_to, make_batch, prefetched, sort_by_length
+from mtkit.data.batches import Batch, edges_to, make_batch, prefetch, sort_by_length
 from mtkit.data.columns import Tokens
 from mtkit.data.epochs import EpochPart, plan, plan_epoch
 from mtkit.data.prepared import Prepared, Side
@@ -245,20 +245,20 @@ def test_an_empty_segment_is_its_end_mark_alone() -> None:
 
 def test_prefetched_batches_are_the_plan_in_order(builtin: Prepared) -> None:
     batches = plan(builtin.train, batch_tokens=512, max_length=100, seed=1, epoch=0)
-    lines = [batch.lines.tolist() for batch in prefetched(partial(make_batch, builtin.train), batches[3:], ahead=2)]
+    lines = [batch.lines.tolist() for batch in prefetch(partial(make_batch, builtin.train), batches[3:], ahead=2)]
     assert lines == [builtin.train.lines[rows].tolist() for rows in batches[3:]]
 
 
 def test_leaving_early_ends_the_thread(builtin: Prepared) -> None:
     import threading
 
-    for _ in prefetched(partial(make_batch, builtin.train), [np.array([0])] * 1_000, ahead=2):
+    for _ in prefetch(partial(make_batch, builtin.train), [np.array([0])] * 1_000, ahead=2):
         break
     assert not [thread for thread in threading.enumerate() if thread.name == "mtkit-batches"]
 
 
 def test_what_goes_wrong_in_the_thread_is_raised(builtin: Prepared) -> None:
-    made = prefetched(partial(make_batch, builtin.train), [np.array([0]), np.array([10**9])])
+    made = prefetch(partial(make_batch, builtin.train), [np.array([0]), np.array([10**9])])
     next(made)
     with pytest.raises(IndexError):
         next(made)
@@ -267,7 +267,7 @@ def test_what_goes_wrong_in_the_thread_is_raised(builtin: Prepared) -> None:
 def test_memory_stays_flat_over_epochs(side: Side) -> None:
     def epoch(number: int) -> None:
         batches = plan(side, batch_tokens=65_536, max_length=200, seed=1, epoch=number)
-        for _ in prefetched(partial(make_batch, side), batches):
+        for _ in prefetch(partial(make_batch, side), batches):
             pass
 
     tracemalloc.start()

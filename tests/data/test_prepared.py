@@ -46,7 +46,7 @@ def test_many_record_batches_read_as_one(builtin: Prepared, tmp_path: Path, monk
     for name in ("source", "target"):
         one, two = getattr(builtin.train, name), getattr(other.train, name)
         width = int(one.lengths.max())
-        np.testing.assert_array_equal(one.padded(rows, width, None, None), two.padded(rows, width, None, None))
+        np.testing.assert_array_equal(one.pad(rows, width, None, None), two.pad(rows, width, None, None))
     assert other.test is not None
     assert builtin.test is not None
     assert list(other.test.source_text or ()) == list(builtin.test.source_text or ())
@@ -60,7 +60,7 @@ def test_padded_rows_are_the_rows_with_marks_and_padding(builtin: Prepared) -> N
         for row in rows:
             real = [first] * (first is not None) + tokens[row].tolist() + [last] * (last is not None)
             expected.append(real + [PAD] * (width - len(real)))
-        padded = tokens.padded(rows, width, first, last)
+        padded = tokens.pad(rows, width, first, last)
         assert padded.dtype == np.int64
         assert padded.tolist() == expected
 
@@ -201,11 +201,11 @@ def test_pieces_beyond_the_vocabulary_are_refused(builtin: Prepared, tmp_path: P
     wrong = [[5, piece]] * len(builtin.train)
     _written(folder / "train.arrow", lambda table: _with(table, "source", pa.array(wrong, pa.list_(pa.int32()))))
     train = open_prepared(folder).train
-    assert train.target.padded(np.arange(1), 200, BOS, EOS).any()
+    assert train.target.pad(np.arange(1), 200, BOS, EOS).any()
     with pytest.raises(DataError, match=f"damaged .*piece {piece}"):
-        train.source.padded(np.arange(1), 200, None, EOS)
+        train.source.pad(np.arange(1), 200, None, EOS)
     with pytest.raises(DataError, match=f"damaged .*piece {piece}"):
-        train.source.taken(np.arange(1))
+        train.source.take(np.arange(1))
 
 
 def test_the_tokenizer_of_other_data_is_refused(builtin: Prepared, tmp_path: Path) -> None:
@@ -248,8 +248,8 @@ for path in folder.glob("*.arrow"):
         path.with_suffix(".new").replace(path)
 reads = {
     "line": lambda: train.lines[rows],
-    "taken": lambda: train.source.taken(rows),
-    "padded": lambda: train.target.padded(rows, 99, None, None),
+    "take": lambda: train.source.take(rows),
+    "pad": lambda: train.target.pad(rows, 99, None, None),
     "spans": lambda: train.source.spans(rows, rows)[0],
     "row": lambda: train.source[0],
     "text": lambda: valid.source_text[0],

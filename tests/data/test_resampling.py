@@ -5,7 +5,7 @@ import pytest
 
 from mtkit.data.columns import Tokens
 from mtkit.data.prepared import Prepared, Side
-from mtkit.data.resampling import Resegmentation, Sampler, joined, strength_of
+from mtkit.data.resampling import Resegmentation, Sampler, join_documents, sampling_strength
 from mtkit.errors import RecipeError
 from mtkit.recipe.data import TokenizerSettings
 from mtkit.text.segments import Ragged
@@ -51,7 +51,7 @@ def book() -> Side:
 
 
 def test_every_segment_is_in_one_row_between_breaks_and_rows_keep_to_the_budget(book: Side) -> None:
-    side = joined(book, 100, seed=1, epoch=0)
+    side = join_documents(book, 100, seed=1, epoch=0)
     assert book.documents is not None
     expected = []
     for (source, target), line, document in zip(rows_of(side), side.lines, side.documents, strict=True):
@@ -69,7 +69,7 @@ def test_every_segment_is_in_one_row_between_breaks_and_rows_keep_to_the_budget(
 
 def test_each_doubling_of_the_length_gets_as_much_of_the_text_and_so_do_single_segments(book: Side) -> None:
     """Segments of 7.7 pieces on the longer side, up to 15 and a half of 1,000."""
-    side = joined(book, 1_000, seed=1, epoch=0)
+    side = join_documents(book, 1_000, seed=1, epoch=0)
     lengths = np.maximum(side.source.lengths, side.target.lengths)
     share = np.histogram(lengths, bins=[0, 15, 31, 62, 125, 250, 500, 1_001], weights=lengths)[0] / lengths.sum()
     assert share.min() > 0.07
@@ -80,7 +80,7 @@ def test_each_doubling_of_the_length_gets_as_much_of_the_text_and_so_do_single_s
 
 def test_each_epoch_has_other_rows_and_the_same_ones_again(book: Side) -> None:
     def lines(seed: int, epoch: int) -> list[int]:
-        return joined(book, 100, seed=seed, epoch=epoch).lines.tolist()
+        return join_documents(book, 100, seed=seed, epoch=epoch).lines.tolist()
 
     assert lines(1, 0) == lines(1, 0)
     assert len({tuple(lines(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
@@ -88,7 +88,7 @@ def test_each_epoch_has_other_rows_and_the_same_ones_again(book: Side) -> None:
 
 def test_a_segment_longer_than_the_budget_is_a_row_of_its_own() -> None:
     lengths = [(2, 2), (30, 1), (2, 2), (1, 40), (2, 2)]
-    side = joined(side_of(lengths, [0] * 5), 20, seed=1, epoch=0)
+    side = join_documents(side_of(lengths, [0] * 5), 20, seed=1, epoch=0)
     assert rows_of(side) == [([number] * one, [number] * two) for number, (one, two) in enumerate(lengths)]
 
 
@@ -96,7 +96,7 @@ def test_neither_documents_nor_what_is_apart_in_the_file_are_joined() -> None:
     whole = side_of([(1, 1)] * 40, [0] * 20 + [1] * 20, gap_before=30)
     longest = 0
     for epoch in range(300):
-        side = joined(whole, 1_000, seed=1, epoch=epoch)
+        side = join_documents(whole, 1_000, seed=1, epoch=epoch)
         longest = max(longest, *side.source.lengths.tolist())
         assert {1, 21, 31} <= set(side.lines.tolist())
         assert all(-1 not in source for source, _ in rows_of(side))
@@ -108,7 +108,7 @@ def test_neither_documents_nor_what_is_apart_in_the_file_are_joined() -> None:
 
 def test_a_side_without_documents_stays_as_it_is(book: Side) -> None:
     alone = replace(book, documents=None)
-    assert joined(alone, 100, seed=1, epoch=0) is alone
+    assert join_documents(alone, 100, seed=1, epoch=0) is alone
 
 
 TEXT = "the strands sat on the mats and the cats ran"
@@ -215,11 +215,11 @@ def test_rows_that_would_outgrow_the_model_keep_their_pieces(builtin: Prepared) 
 
 
 def test_the_setting_of_the_other_kind_of_tokenizer_is_one_clear_error() -> None:
-    assert strength_of(TokenizerSettings(kind="bpe"), dropout=0.1, alpha=0.0) == 0.1
-    assert strength_of(TokenizerSettings(kind="unigram"), dropout=0.0, alpha=0.2) == 0.2
+    assert sampling_strength(TokenizerSettings(kind="bpe"), dropout=0.1, alpha=0.0) == 0.1
+    assert sampling_strength(TokenizerSettings(kind="unigram"), dropout=0.0, alpha=0.2) == 0.2
     with pytest.raises(
         RecipeError, match=r"subword_alpha = 0\.2 does not go with a bpe tokenizer; set training\.subword_dro"
     ):
-        strength_of(TokenizerSettings(kind="bpe"), dropout=0.1, alpha=0.2)
+        sampling_strength(TokenizerSettings(kind="bpe"), dropout=0.1, alpha=0.2)
     with pytest.raises(RecipeError, match=r"subword_dropout = 0\.1 does not go with a unigram"):
-        strength_of(TokenizerSettings(kind="unigram"), dropout=0.1, alpha=0.0)
+        sampling_strength(TokenizerSettings(kind="unigram"), dropout=0.1, alpha=0.0)

@@ -13,7 +13,7 @@ from mtkit.data.lengths import lengths_of
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Side, open_prepared
 from mtkit.data.report import summary
-from mtkit.data.resampling import joined
+from mtkit.data.resampling import join_documents
 from mtkit.data.sides import Count, total
 from mtkit.errors import DataError
 from mtkit.recipe.data import DataSettings
@@ -125,7 +125,7 @@ def test_segments_of_a_document_are_joined_for_training_only(several: DataSettin
     one, other = open_prepared(several.folder.with_name("single")), open_prepared(several.folder)
     assert _rows(one.valid) == _rows(other.valid)
     assert _rows(one.train) == _rows(other.train)
-    whole = joined(other.train, 60, seed=1, epoch=0)
+    whole = join_documents(other.train, 60, seed=1, epoch=0)
     tags = {one.tokenizers.source.tag(each) for each in one.directions}
     pieces, counts = [], []
     for source, target in _rows(whole):

@@ -1,6 +1,6 @@
 import numpy as np
 
-from mtkit.text.segments import Ragged, Segments, mixed, uniform
+from mtkit.text.segments import Ragged, Segments, mix, uniform
 
 
 def ragged(*rows: list[int]) -> Ragged:
@@ -33,19 +33,19 @@ def test_those_that_stay_keep_all_that_is_known_of_them() -> None:
 
 
 def test_sources_get_the_tag_of_their_direction_in_front() -> None:
-    tagged = segments().tagged(np.array([50, 51]))
+    tagged = segments().with_tags(np.array([50, 51]))
     assert rows_of(tagged.source) == [[51, 1, 2], [50], [51, 3]]
     assert rows_of(tagged.target) == [[4], [5, 6, 7], []]
 
 
 def test_both_sides_are_closed_by_the_same_mark() -> None:
-    closed = segments().closed(9)
-    assert rows_of(closed.source) == [[1, 2, 9], [9], [3, 9]]
-    assert rows_of(closed.target) == [[4, 9], [5, 6, 7, 9], [9]]
+    appended = segments().append(9)
+    assert rows_of(appended.source) == [[1, 2, 9], [9], [3, 9]]
+    assert rows_of(appended.target) == [[4, 9], [5, 6, 7, 9], [9]]
 
 
 def test_neighbouring_numbers_mix_to_unlike_ones() -> None:
-    values = mixed(np.arange(10_000, dtype=np.uint64))
+    values = mix(np.arange(10_000, dtype=np.uint64))
     assert len(np.unique(values)) == 10_000
     for bit in range(64):
         share = float(((values >> np.uint64(bit)) & np.uint64(1)).mean())
@@ -54,7 +54,7 @@ def test_neighbouring_numbers_mix_to_unlike_ones() -> None:
 
 def test_draws_are_even_and_differ_from_key_to_key_and_number_to_number() -> None:
     keys = np.arange(20_000, dtype=np.uint64)
-    first, second = uniform(keys, 0), uniform(mixed(keys), 1)
+    first, second = uniform(keys, 0), uniform(mix(keys), 1)
     for draws in (first, second):
         assert draws.min() >= 0
         assert draws.max() < 1

@@ -6,7 +6,7 @@ import pytest
 from mtkit.errors import DataError
 from mtkit.text import text_files
 from mtkit.text.corpora import measure_file
-from mtkit.text.text_files import Lines, Repairs, decoded, lines_of
+from mtkit.text.text_files import Lines, Repairs, decode_lines, read_lines
 
 CONTENTS = pytest.mark.parametrize(
     ("content", "lines"),
@@ -53,7 +53,7 @@ def test_a_line_that_never_ends_is_no_text(
     with pytest.raises(DataError, match=f"line {line}: longer than"):
         list(Lines(path))
     with path.open("rb") as file, pytest.raises(DataError, match=f"standard input, line {line}: longer than"):
-        list(decoded(lines_of(file), "standard input"))
+        list(decode_lines(read_lines(file), "standard input"))
 
 
 @CONTENTS

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from mtkit.text.languages import listed
+from mtkit.text.languages import known_language
 from mtkit.text.sentences import sentences
 
 Count = Callable[[Sequence[str]], list[int]]
@@ -30,7 +30,7 @@ def split_sentences(text: str, language: str | None, count: Count, *, most: int 
     In Thai and Lao a space may end a sentence or separate words, so only the number of pieces counts.
     """
     units = sentences(text, language)
-    if listed(language) in ("th", "lo"):
+    if known_language(language) in ("th", "lo"):
         units, most = _units(text, BOUNDARIES[-1]), None
     few = most is None or len(units) <= most
     if len(units) < 2 or (few and count([text])[0] <= pieces):
