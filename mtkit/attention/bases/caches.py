@@ -57,7 +57,7 @@ def ring_place(position: int, window: int | None, first: int = 0) -> int:
 
 
 def written(state: State, name: str, *, window: int | None = None, first: int = 0) -> Tensor:
-    """The rows written under `name`, (B, N, heads, length, width); those of a ring in the order of its places."""
+    """The rows written under `name`, (B, N, heads, length, width); a ring's rows in the order of its places."""
     length = state["count"] if window is None else min(state["count"], first + window)
     cache: Tensor = state[name]
     return cache[:, :, :, :length]

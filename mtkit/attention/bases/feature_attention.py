@@ -173,7 +173,7 @@ class FeatureAttention(HeadAttention):
         return Attended(self.merge_heads(torch.einsum("bhts,bhsv->bhtv", weights, expand_heads(v, self.site.heads))))
 
     def _guards(self, keys: Callable[[], Tensor]) -> dict[str, Any]:
-        """What guards the denominators, for the number of keys in each, (B or 1, G or 1, T or 1, 1)."""
+        """The guards of the denominators, for the number of keys in each, (B or 1, G or 1, T or 1, 1)."""
         # where nothing is to be seen the floor is above zero, so that the result is zero; so far above that what is
         # divided by it has a gradient in float32, whatever reads the result
         return {"eps": self.eps, "floor": self.floor * keys().clamp(min=1e-20) if self.per_key else self.floor}
@@ -206,7 +206,7 @@ def _counts(memory: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def _counts_so_far(tokens: Tensor) -> Tensor:
-    """The number of keys up to each real position (1, 1, T, 1); padding is behind them all."""
+    """The number of keys up to each real position (1, 1, T, 1); padding is after them all."""
     return torch.arange(1, tokens.shape[1] + 1, device=tokens.device).type_as(upcast(tokens)).view(1, 1, -1, 1)
 
 

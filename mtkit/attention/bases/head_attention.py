@@ -16,7 +16,7 @@ from mtkit.errors import MtkitError
 class HeadAttention(Attention):
     """Attention over projected heads: the projections, the slots and their weights; a mechanism adds its equation.
 
-    The weights are `q_proj`, `k_proj`, `v_proj`, `out_proj`, and those of the filled slots.
+    The weights are `q_proj`, `k_proj`, `v_proj`, `out_proj`, and the parameters of the filled slots.
     """
 
     slots = combining(*SLOTS)
@@ -97,7 +97,7 @@ class HeadAttention(Attention):
         return F.linear(tokens, weight, bias).split([each.out_features for each in maps], dim=-1)
 
     def merge_heads(self, heads: Tensor) -> Tensor:
-        """The output (B, T, D) of the layer from those of the heads (B, H, T, V)."""
+        """The output (B, T, D) of the layer from the heads' outputs (B, H, T, V)."""
         output: Tensor = self.out_proj(self.merged(heads))
         return output
 

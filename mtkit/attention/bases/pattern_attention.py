@@ -60,7 +60,7 @@ class HeadGroup:
     ) -> Tensor:
         """Its weights (B, h, T, S) from the q (B, H, T, K) and k (B, G, S, K) of all heads.
 
-        visible broadcasts to the weights; positions are those of all heads.
+        visible broadcasts to the weights; positions are for all heads.
         """
         q, k = self.of(q, k)
         query_position, key_position = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
@@ -101,7 +101,7 @@ class PatternGroup(HeadGroup):
     ) -> tuple[Tensor, Tensor | None]:
         """The outputs (B, h, T, V), and the weights (B, h, T, T) if asked for.
 
-        Its own q (B, h, T, K), k (B, g, T, K), v (B, g, T, V); positions are those of all heads.
+        Its own q (B, h, T, K), k (B, g, T, K), v (B, g, T, V); positions are for all heads.
         """
         return sparse_attend(
             q,
@@ -185,7 +185,7 @@ class PatternGroup(HeadGroup):
 
 
 def _on(lists: Sequence[Collection[int]], device: torch.device) -> Tensor:
-    """Lists of positions or places as a tensor: (L,) where there is one for all heads, else (1, h, L)."""
+    """Lists of positions or places as a tensor: (L,) if one serves all heads, else (1, h, L)."""
     index = to_device(torch.tensor([list(each) for each in lists], dtype=torch.long), device)
     return index.squeeze(0) if len(lists) == 1 else index.unsqueeze(0)
 
@@ -219,7 +219,7 @@ class PatternAttention(HeadAttention):
 
     @property
     def by_position(self) -> Positions | None:
-        """What changes scores and outputs by position: the slot, unless a mechanism adds to it."""
+        """Positions that change scores and outputs: the slot, unless a mechanism adds to it."""
         return self.positions
 
     def groups_of(self, lengths: Tensor) -> Sequence[PatternGroup]:
@@ -326,5 +326,5 @@ class PatternAttention(HeadAttention):
 
 
 def lengths_of(keys: Tensor, valid: Tensor | None) -> Tensor:
-    """The number of real keys in each segment, (B,) of valid (B, S); (1,) where all of keys (B, G, S, K) are."""
+    """The number of real keys in each segment, (B,) of valid (B, S); (1,) if all of keys (B, G, S, K) are."""
     return torch.tensor([keys.shape[2]], device=keys.device) if valid is None else valid.sum(1)

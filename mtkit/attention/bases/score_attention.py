@@ -11,7 +11,7 @@ Forward, start, step, weights, losses and slots are inherited. A step calls the 
 
 How mechanisms of the literature are stated:
 
-- additive: a `projection` of its own width; `scores` of some queries at a time, which the backward pass computes anew,
+- additive: a `projection` of its own width; `scores` of some queries at a time, which the backward pass recomputes,
   so that no (T, S, width) tensor is held;
 - nadaraya-watson: the norms of the keys as a column, with which `scores` are products less half a norm;
 - localness: `logits` add a bias by the distance of `key_position` from a centre that `q` predicts; the number of
@@ -51,11 +51,11 @@ class Pairs(NamedTuple):
     query_position: Tensor
     """(T,), or (1,) for all queries of a step."""
     key_position: Tensor
-    """(S,); those of a shared past repeat."""
+    """(S,); positions of a shared past repeat."""
     valid: Tensor | None = None
     """Which keys are real, (B, S), or which of a shared past each query sees, (B, T, S); None: all."""
     causal: bool = False
-    """Whether queries see the keys up to their own position alone. False in a step: there are no later keys."""
+    """Whether queries see only the keys up to their own position. False in a step: there are no later keys."""
     task: Tensor | None = None
     """(B,) in a forward pass, as given."""
     state: State | None = None
@@ -75,7 +75,7 @@ class Pairs(NamedTuple):
 
     @property
     def visible(self) -> Tensor | None:
-        """Which keys each query may see, broadcastable to (B, H, T, S), or None where it may see all."""
+        """Which keys each query may see, broadcastable to (B, H, T, S), or None if it may see all."""
         if self.causal:
             return self.query_position.unsqueeze(-1) >= self.key_position
         if self.valid is None or self.valid.dim() == 3:
@@ -105,7 +105,7 @@ class ScoreAttention(HeadAttention):
     def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
         """The logits of the softmax, before the bias of positions, and the carry of the layer.
 
-        `carry` is that of the layer below, None in the first layer of a run.
+        `carry` comes from the layer below; None in the first layer of a run.
         """
         return self.scores(pairs), None
 
@@ -126,11 +126,11 @@ class ScoreAttention(HeadAttention):
         return self.outputs(self.mixed(weights), pairs), weights, carried
 
     def weights_to_regularize(self, pairs: Pairs) -> Tensor | None:
-        """The weights of the `weighed_heads` alone, where that is cheaper than weights from `attended`, or None."""
+        """The weights of only the `weighed_heads` if that is cheaper than weights from `attended`, else None."""
         return None
 
     def shown(self, pairs: Pairs) -> Tensor | None:
-        """Which keys each query may see besides padding and the future, (T, S), or None where that is all."""
+        """Which keys each query may see besides padding and the future, (T, S), or None if that is all."""
         return None
 
     def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
@@ -147,7 +147,7 @@ class ScoreAttention(HeadAttention):
         )
 
     def outputs(self, weights: Tensor, pairs: Pairs) -> Tensor:
-        """The heads' outputs (B, H, T, V): values, and those of positions, summed under weights after dropout."""
+        """The heads' outputs (B, H, T, V): values and position values, summed under weights after dropout."""
         return outputs_of(
             weights,
             pairs.values,

@@ -16,18 +16,18 @@ from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.slots import Positions
 
 PAIR = 1.25
-"""What a pair of query and key costs, in pairs of PyTorch's products."""
+"""Cost of a pair of query and key, in pairs of PyTorch's products."""
 
 CALL = 8192
-"""What the operations around those products cost, in the same pairs. Both were measured on an AMD EPYC with AVX-512."""
+"""Cost of the operations around those products, in the same pairs. Both were measured on an AMD EPYC with AVX-512."""
 
 _ALL = torch.ones(1, dtype=torch.bool)
 
 
 def supports_cached(*tensors: Tensor) -> bool:
-    """Whether `attend_cached` takes queries, keys and values like these: in float32, on the CPU, without gradients.
+    """Whether `attend_cached` supports these tensors: float32, on the CPU, without gradients.
 
-    It is no operation of PyTorch: where these are watched (`TorchDispatchMode`), as to be counted, it takes nothing.
+    It is no operation of PyTorch: under a `TorchDispatchMode`, which counts operations, it supports nothing.
     """
     plain = all(x.dtype == torch.float32 and x.device.type == "cpu" and not x.requires_grad for x in tensors)
     return plain and torch._C._len_torch_dispatch_stack() == 0
@@ -36,7 +36,7 @@ def supports_cached(*tensors: Tensor) -> bool:
 def cached_is_faster(q: Tensor, keys: Tensor, hidden: int = 1) -> bool:
     """Whether `attend_cached` is faster than products of all queries (..., K) with all keys (..., L, K).
 
-    It runs on one core, where products share the threads of PyTorch, but reads visible keys alone: one in `hidden`.
+    It runs on one core, while products use all threads of PyTorch, but reads only visible keys: one in `hidden`.
     """
     pairs = q.numel() // q.shape[-1] * keys.shape[-2]
     return PAIR * pairs / hidden <= CALL + pairs / torch.get_num_threads()
@@ -46,7 +46,7 @@ def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, visi
     """The heads' outputs (B, N, H, V) of queries (B, N, H, K); one that sees no key gets zero.
 
     Keys (B, N or 1, G, L, K) and values (B, N or 1, G', L, V), where G and G' divide H; visible broadcasts to
-    (B, N, H, L). What is not visible may hold any value.
+    (B, N, H, L). Hidden rows may hold any value.
     """
     from mtkit.attention.kernels.cpu.decoding_loops import attend_rows
 
@@ -61,9 +61,9 @@ def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, visi
 
 
 def _rows(x: Tensor) -> tuple[NDArray[np.float32], tuple[int, int, int, int]]:
-    """The rows of x (B, N, G, L, K) as a matrix (R, K), and how many rows further the next of B, N, G and L is.
+    """The rows of x (B, N, G, L, K) as a matrix (R, K), and the distances in rows to the next of B, N, G and L.
 
-    The matrix is a view where rows are whole, and a multiple of K numbers apart.
+    The matrix is a view if rows are contiguous and a multiple of K numbers apart.
     """
     batch, hypotheses, groups, length, width = x.shape
     b, n, g, along, within = x.stride()

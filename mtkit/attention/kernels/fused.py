@@ -62,7 +62,7 @@ class _Short(torch.autograd.Function):
 
 
 def _rows(x: Tensor, length: int) -> Tensor:
-    """(B, H, T, K) as (B * H, length, K), one after the other in memory, with zeros behind."""
+    """(B, H, T, K) as (B * H, length, K), one after the other in memory, with zeros at the end."""
     if x.shape[2] == length:
         return x.flatten(0, 1).contiguous()
     rows = x.new_zeros(*x.shape[:2], length, x.shape[3])
@@ -103,7 +103,7 @@ def fused_attention(
 ) -> Tensor:
     """softmax(q k^T scale + mask) v, (B, H, T, V), of q (B, H, T, K), k (B, H, S, K) and v (B, H, S, V).
 
-    mask broadcasts to (B, H, T, S): boolean, True where a key is seen, or numbers that are added. Each query sees at
+    mask broadcasts to (B, H, T, S): boolean, True if a key is seen, or numbers that are added. Each query sees at
     least one key. With is_causal, query i sees keys 0 to i, and there is no mask.
     """
     # also without gradients: reversible layers and checkpoints run forward passes twice, and both must agree

@@ -1,8 +1,8 @@
 """A pattern in two dimensions: positions folded row by row into a grid, in which blocks of queries see what is near.
 
-A pattern over a grid as lists of keys beside rectangles of queries, for `attend_listed`.
+A pattern over a grid as lists of keys next to rectangles of queries, for `attend_listed`.
 
-A rectangle is one block of the grid, several neighbours where blocks are small, or a part of one where they are large.
+A rectangle is one block of the grid, several neighbours if blocks are small, or a part of one if they are large.
 """
 
 from collections.abc import Collection
@@ -71,13 +71,13 @@ class Grid(Pattern):
 
 
 FEWEST, MOST = 32, 128
-"""Queries of a rectangle, where blocks allow it: few make slow products, and more would make larger scores at once."""
+"""Queries of a rectangle, if blocks allow it: few make slow products, and more would make larger scores at once."""
 
 
 class GridLayout:
     """The queries of a sequence, rectangle by rectangle.
 
-    shape: rows and columns of a rectangle; across: rectangles beside one another; down: one below the other.
+    shape: rows and columns of a rectangle; across: rectangles side by side; down: rectangles below each other.
     """
 
     def __init__(self, grid: Grid, length: int) -> None:
@@ -104,7 +104,7 @@ class GridLayout:
         return x[:, :, :, : self.width].flatten(2, 3)[:, :, : self.length]
 
     def lists(self, causal: bool, device: torch.device) -> Lists:
-        """The keys beside each rectangle; label 0 where a query sees one, else 1."""
+        """The keys beside each rectangle; label 0 if a query sees one, else 1."""
         (high, wide), rows, (above, beside) = self.shape, self.grid.block[0], self.grid.margin
         top, left = torch.arange(self.down, device=device) * high, torch.arange(self.across, device=device) * wide
         i = _positions(_span(top, high), _span(left, wide), self.width)
@@ -120,7 +120,7 @@ class GridLayout:
 @lru_cache(maxsize=4)  # takes one byte per listed pair
 @torch.inference_mode(False)  # what is kept here serves training too
 def grid_lists(grid: Grid, length: int, causal: bool, device: torch.device) -> tuple[GridLayout, Lists]:
-    """The layout and the lists of `length` queries, a function of the arguments alone, so that all layers share one."""
+    """The layout and the lists of `length` queries, a function of only the arguments, so that all layers share one."""
     layout = GridLayout(grid, length)
     return layout, layout.lists(causal, device)
 

@@ -1,6 +1,6 @@
 """Sparse position patterns: an algebra of the keys that a query sees. `a | b` shows the keys of either pattern.
 
-A pattern is a pure function of positions: it is independent of content and of the length of the batch. It is also
+A pattern is a pure function of positions: it is independent of content and batch length. It is also
 independent of the role: the caller hides later keys from causal queries, and padding from all. Besides the exact
 predicate `sees`, a pattern states what its layout in blocks needs (`pattern_blocks`, `random_pattern`), and which keys
 decoding must keep (`kept`). Patterns drawn at random, which differ from head to head, are in `random_pattern`.
@@ -34,7 +34,7 @@ class Pattern:
     def keys(self, queries: range, length: int) -> list[Collection[int]]:
         """The keys among the first `length` that neighbouring queries see: one list for all heads, or one per head.
 
-        Each key is listed once. The list of several queries may hold further keys; that of a single query is exact.
+        Each key is listed once. The list of several queries may hold further keys; the list of a single query is exact.
         """
         raise NotImplementedError
 
@@ -64,7 +64,7 @@ class Union(Pattern):
         return reduce(torch.logical_or, (part.sees(i, j) for part in self.parts), nothing)
 
     def covers(self, length: int, causal: bool) -> bool:
-        """Whether one part alone covers everything."""
+        """Whether a single part covers everything."""
         return any(part.covers(length, causal) for part in self.parts)
 
     def keys(self, queries: range, length: int) -> list[Collection[int]]:
@@ -75,7 +75,7 @@ class Union(Pattern):
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """The largest numbers among those of the parts."""
+        """The largest numbers of all parts."""
         firsts, windows = zip(*(part.kept for part in self.parts), strict=True)
         return max(firsts), None if None in windows else max(windows)
 
@@ -88,13 +88,13 @@ class Window(Pattern):
     """Blocks must be multiples of it, so that all see alike."""
 
     def reach(self, causal: bool) -> tuple[int | None, int | None]:
-        """The reach before and behind a block of queries, in steps of `dilation`; None: no limit."""
+        """The reach before and after a block of queries, in steps of `dilation`; None: no limit."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Band(Window):
-    """The keys up to `back` steps of `dilation` before the query and `ahead` behind it; None: no limit."""
+    """The keys up to `back` steps of `dilation` before the query and `ahead` after it; None: no limit."""
 
     back: int | None
     ahead: int | None
@@ -141,7 +141,7 @@ class BlockWindow(Window):
 
     @property
     def sides(self) -> tuple[int, int]:
-        """The number of positions seen before the block and behind it."""
+        """The number of positions seen before and after the block."""
         raise NotImplementedError
 
     @property
@@ -161,7 +161,7 @@ class BlockWindow(Window):
         return back >= (length - 1) // self.size * self.size and (causal or self.size + ahead >= length)
 
     def keys(self, queries: range, length: int) -> list[Collection[int]]:
-        """From the first key in reach to the last."""
+        """All keys from the first in reach to the last."""
         back, ahead = self.sides
         first, last = (each // self.size * self.size for each in (queries[0], queries[-1]))
         return [range(max(first - back, 0), min(last + self.size + ahead, length))]
@@ -172,14 +172,14 @@ class BlockWindow(Window):
         return 0, self.sides[0] + self.size
 
     def reach(self, causal: bool) -> tuple[int | None, int | None]:
-        """Positions seen before and behind the query's own block."""
+        """Positions seen before and after the query's own block."""
         back, ahead = self.sides
         return back, 0 if causal else ahead
 
 
 @dataclass(frozen=True)
 class Blocks(BlockWindow):
-    """The keys in the query's own block of `size` positions, `back` blocks before it and `ahead` behind it."""
+    """The keys in the query's own block of `size` positions, `back` blocks before it and `ahead` after it."""
 
     size: int
     back: int = 0
@@ -193,7 +193,7 @@ class Blocks(BlockWindow):
 
 @dataclass(frozen=True)
 class Flanked(BlockWindow):
-    """The keys in the query's own block of `size` positions, `back` positions before it and `ahead` behind it."""
+    """The keys in the query's own block of `size` positions, `back` positions before it and `ahead` after it."""
 
     size: int
     back: int = 0
@@ -201,7 +201,7 @@ class Flanked(BlockWindow):
 
     @property
     def sides(self) -> tuple[int, int]:
-        """As given."""
+        """`back` and `ahead`."""
         return self.back, self.ahead
 
 
@@ -277,7 +277,7 @@ class Comb(Pattern):
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """All keys, of which a step reads few."""
+        """All keys; a step reads few of them."""
         return 0, None
 
 

@@ -1,4 +1,4 @@
-"""The layout of a sparse pattern in memory: blocks of queries, each beside the keys it may see, with an exact mask.
+"""The layout of a sparse pattern in memory: blocks of queries, each with the keys it may see, with an exact mask.
 
 The axes of a layout are (B, H, streams, blocks, positions of a block, K). A pattern dilated by d has d streams, each of
 every d-th position; other patterns have one.
@@ -18,7 +18,7 @@ from mtkit.attention.kernels.pattern import Pattern, Union, Window
 from mtkit.device import to_device
 
 LONGEST_BLOCK = 64
-"""Queries in a block beside a wide window: longer blocks waste products, shorter ones the kernel's time.
+"""Queries per block with a wide window: longer blocks waste products, shorter ones the kernel's time.
 The CPU's kernel takes 32 of them at a time."""
 SHORTEST_BLOCK = 16
 
@@ -49,7 +49,7 @@ class Fold:
     """
 
     def __init__(self, q: Tensor, k: Tensor) -> None:
-        """Of queries and keys in the axes of `QueryBlocks`."""
+        """Queries and keys in the axes of `QueryBlocks`."""
         self.shape = q.shape[:5]
         self.group = self.shape[1] // k.shape[1]
         self.streams, self.blocks = self.shape[2:4]
@@ -67,7 +67,7 @@ class Fold:
         return x.flatten(2, 4) if self.streams == 1 else x.flatten(0, 1).flatten(1, 2)
 
     def mask(self, mask: Tensor) -> Tensor:
-        """What broadcasts to the scores (B, H, streams, blocks, c, L), as what broadcasts to those of the rows."""
+        """A mask that broadcasts to scores (B, H, streams, blocks, c, L), for the scores of the rows."""
         if self.group > 1:
             mask = mask if mask.shape[1] > 1 else mask.expand(-1, self.group, -1, -1, -1, -1)
             mask = mask.unflatten(1, (-1, self.group)).movedim(2, 4).flatten(4, 5)
@@ -78,7 +78,7 @@ class Fold:
         return self.keys(mask)
 
     def simple_mask(self, visible: Tensor) -> str | None:
-        """ "all" where every query of every block sees all its keys, "triangle" where it sees those up to its place."""
+        """ "all" if every query of every block sees all its keys, "triangle" if it sees the keys up to its place."""
         if visible.device.type != "cpu" or max(visible.shape[:4]) > 1:  # asking an accelerator would wait for it
             return None
         if bool(visible.all()):
@@ -99,7 +99,7 @@ def surely_all(some: Tensor) -> bool:
 
 
 class WindowLayout:
-    """Blocks of queries beside windows of keys, for windows of one dilation, and the first `columns` keys.
+    """Blocks of queries with windows of keys, for windows of one dilation, and the first `columns` keys.
 
     With `elsewhere`, another layout holds the columns.
     """
@@ -131,7 +131,7 @@ class WindowLayout:
         """All blocks of q (B, H, T, K), k (B, G, T, K), v (B, G, T, V), in groups of neighbours.
 
         valid (B, T). Keys that `earlier` sees are omitted. Blocks away from the borders form one group with one mask;
-        `relative` asks for their positions even where these differ.
+        `relative` returns their positions even if these differ.
         """
         spans = self.groups(valid)
         queries = self._queries(q).split([last - first for first, last in spans], 3)
@@ -158,7 +158,7 @@ class WindowLayout:
         return visible & self.with_columns(real, self.window(self.streams(real), first, last)).mT
 
     def join_blocks(self, outputs: list[Tensor]) -> Tensor:
-        """The outputs (B, H, T, V) from those of each group, (B, H, streams, blocks, c, V)."""
+        """The outputs (B, H, T, V) from the groups' outputs (B, H, streams, blocks, c, V)."""
         streams = (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=3)).flatten(3, 4)[:, :, :, : self.stream]
         return streams.transpose(2, 3).flatten(2, 3)[:, :, : self.length]
 
@@ -167,7 +167,7 @@ class WindowLayout:
         return list(self._queries(x).split([each.q.shape[3] for each in blocks], dim=3))
 
     def groups(self, valid: Tensor | None) -> list[tuple[int, int]]:
-        """The ranges of blocks before, within and behind the ones that share a mask."""
+        """The ranges of blocks before, within and after the ones that share a mask."""
         first, last = self._inner(valid)
         if last - first <= 1:
             first = last = self.blocks
@@ -193,7 +193,7 @@ class WindowLayout:
         return whole.unflatten(2, (self.stream, self.dilation)).transpose(2, 3)
 
     def window(self, streams: Tensor, first: int, last: int) -> Tensor:
-        """The windows (B, G, streams, last - first, L, K) beside blocks `first` to `last`, of streams."""
+        """The windows (B, G, streams, last - first, L, K) for blocks `first` to `last` of streams."""
         return window(streams, first, last, step=self.block, width=self.width, before=self.back)
 
     def _queries(self, q: Tensor) -> Tensor:
@@ -202,19 +202,19 @@ class WindowLayout:
         return (F.pad(streams, (0, 0, 0, rest)) if rest else streams).unflatten(3, (self.blocks, self.block))
 
     def _windows(self, x: Tensor, spans: list[tuple[int, int]]) -> tuple[Tensor, ...]:
-        """Beside the blocks first to last of each span, views (B, G, streams, last - first, L, K) of (B, G, T, K)."""
+        """The windows of each span of blocks, views (B, G, streams, last - first, L, K) of (B, G, T, K)."""
         behind = self.blocks * self.block - self.stream + self.ahead
         return windows(self.streams(x), spans, step=self.block, width=self.width, before=self.back, behind=behind)
 
     def with_columns(self, x: Tensor, windows: Tensor) -> Tensor:
-        """The columns, of x (B, G, T, K), before those of windows (B, G, streams, blocks, L, K)."""
+        """The columns, of x (B, G, T, K), before the keys of windows (B, G, streams, blocks, L, K)."""
         if not self.columns:
             return windows
         columns = x[:, :, None, None, : self.columns].expand(-1, -1, *windows.shape[2:4], -1, -1)
         return torch.cat([columns, windows], dim=4)
 
     def _positions(self, device: torch.device, first: int, last: int, alike: bool) -> tuple[Tensor, Tensor]:
-        """The positions of queries and keys in blocks `first` to `last`; where all are alike, those of one."""
+        """The positions of queries and keys in blocks `first` to `last`; of one block if all are alike."""
         stream = torch.arange(1 if alike else self.dilation, device=device).view(-1, 1, 1)
         start = torch.arange(first, first + 1 if alike else last, device=device).unsqueeze(-1) * self.block
         queries = (start + torch.arange(self.block, device=device)) * self.dilation + stream
@@ -233,7 +233,7 @@ class WindowLayout:
 
 
 class CombLayout:
-    """All queries beside the same keys, those of one or more combs."""
+    """All queries with the same keys: the keys of one or more combs."""
 
     def __init__(self, combs: Pattern, *, length: int, causal: bool) -> None:
         self.combs, self.length, self.causal = combs, length, causal
@@ -264,7 +264,7 @@ class CombLayout:
 def window(x: Tensor, first: int, last: int, *, step: int, width: int, before: int) -> Tensor:
     """Windows `first` to `last`, (..., last - first, width, K), of x (..., T, K).
 
-    Window i begins `step` i places into x with so many zeros `before` it, and zeros behind it. Windows are views, which
+    Window i begins `step` i places into x after `before` zeros, and continues in zeros. Windows are views, which
     are not to be written to.
     """
     start = first * step - before
@@ -278,7 +278,7 @@ def window(x: Tensor, first: int, last: int, *, step: int, width: int, before: i
 
 
 def room(last: int, step: int, width: int) -> int:
-    """The number of rows of a total that windows 0 to `last` are added to."""
+    """The number of rows of a total for windows 0 to `last`."""
     return last * step + -(-width // step) * step  # `add_windows` adds whole pieces of `step` rows
 
 
@@ -298,7 +298,7 @@ def windows(
 ) -> tuple[Tensor, ...]:
     """The windows (..., last - first, width, K) of each span (first, last), of x (..., T, K), for autograd.
 
-    Spans follow one another from 0 on; the last window ends so many zeros `behind` x. Windows are not to be written to.
+    Spans follow one another from 0 on; the last window ends `behind` zeros after x. Windows are not to be written to.
     """
     if width == step and not before:  # these do not overlap
         whole = F.pad(x, (0, 0, 0, behind)) if behind else x

@@ -30,7 +30,7 @@ from mtkit.device import to_device
 def block_size(pattern: Pattern) -> int | None:
     """The size of the blocks if some are picked and all members (rows aside) see whole blocks of that size, else None.
 
-    The first columns count as blocks where they fill them.
+    The first columns count as blocks if they fill them.
     """
     sizes = {member.size for member in pattern.members if isinstance(member, Drawn)}
     if len(sizes) != 1:
@@ -65,7 +65,7 @@ def keys_of_block(pattern: Pattern, size: int, block: int, device: torch.device)
 
 
 def picks_of(pattern: Pattern, size: int, own: Tensor, others: int, causal: bool) -> Tensor:
-    """The blocks, out of `others` blocks of keys, beside the blocks `own` of queries, as `attend_picked` takes them.
+    """The blocks, out of `others` blocks of keys, for the blocks `own` of queries, as `attend_picked` takes them.
 
     A pattern with a `block_size`, its rows excepted.
     """
@@ -153,7 +153,7 @@ class _PickedBlocks(TileProvider):
         hidden: Tensor,
         own: Tensor | None,
     ) -> None:
-        """What belongs to each block of queries.
+        """Store the picks and masks of each block of queries.
 
         picks (n, slots); first_key (n,): the first block of the same segment and head among all blocks of keys, and
         first_hidden (n,) among hidden (blocks + 1, c), which is added to scores: the last row is an empty slot's. If

@@ -63,10 +63,10 @@ class Drawn(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Random(Drawn):
-    """`count` keys per query and head: slot s of query i takes key floor(u * candidates), where u is the hash.
+    """`count` keys per query and head: slot s of query i takes key floor(u * candidates) for the hash u.
 
     The candidates are the keys up to the query's own if causal, else the first `lengths` (B,) keys of each segment,
-    which may be those of another sequence (the cross role). All are taken if they are no more than the slots; a key
+    possibly of another sequence (the cross role). All are taken if they are no more than the slots; a key
     drawn twice counts once.
     """
 
@@ -93,7 +93,7 @@ class Random(Drawn):
 class RandomBlocks(Drawn):
     """`count` different blocks of `block` keys per block of queries and head; all candidates if there are no more.
 
-    The candidates are blocks at least `apart` blocks away from that of the queries (0 includes it): those before it if
+    The candidates are blocks at least `apart` blocks away from the queries' block (0 includes it): those before it if
     causal, else those of the first `lengths` (B,) keys of each segment. The `first` blocks of the sequence and the
     `last` blocks of each segment are no candidates.
     """
@@ -148,7 +148,7 @@ class LastBlocks(Drawn):
         return self.block
 
     def picks(self, block: Tensor) -> Tensor:
-        """The same for all blocks of queries and all heads; -1 where a segment has fewer blocks."""
+        """The same for all blocks of queries and all heads; -1 if a segment has fewer blocks."""
         last = (
             _blocks(self.lengths, self.size).unsqueeze(-1) - self.count + torch.arange(self.count, device=block.device)
         )
@@ -195,7 +195,7 @@ def _blocks(lengths: Tensor, size: int) -> Tensor:
 
 
 class DrawnLayout:
-    """Each block of queries beside the keys drawn for it."""
+    """Each block of queries with the keys drawn for it."""
 
     def __init__(self, pattern: Drawn, *, length: int, causal: bool) -> None:
         self.pattern, self.length, self.causal = pattern, length, causal

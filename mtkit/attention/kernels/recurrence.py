@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 Step = Callable[[Part, list[Tensor], list[Tensor], list[Tensor]], tuple[Tensor, list[Tensor]]]
-"""From a part, its sequences, constants and the state before it to its outputs (n, ..., c, Z) and the state after."""
+"""Maps a part, its sequences, constants and the state before it to its outputs (n, ..., c, Z) and the state after."""
 
 
 def recur(
@@ -110,7 +110,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _parts(sequence: Tensor, state: Sequence[Tensor], chunk: int) -> list[Part]:
-    """All positions of a few streams, then those of the next."""
+    """All positions of a few streams, then of the next."""
     streams, length = len(sequence), sequence.shape[-2]
     size = max(sum(each[0].numel() for each in state), sequence[0].numel() // length * chunk)
     several = max(NUMBERS_AT_ONCE.get(sequence.device.type, 1 << 26) // size, 1)
@@ -202,7 +202,7 @@ class _PrefixProducts(torch.autograd.Function):
 
 
 def _under_triangle(products: Tensor, factors: Sequence[Tensor]) -> Tensor:
-    """Products (N, R, C) of rows with positions, zero where the position comes after the row's; in place."""
+    """Products (N, R, C) of rows with positions, zero if the position is after the row's; in place."""
     if factors:
         return products.mul_(factors[0])
     products.unflatten(1, (-1, products.shape[-1])).tril_()

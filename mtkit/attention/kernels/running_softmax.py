@@ -35,7 +35,7 @@ def attend_part(
 
 
 def join_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The outputs (..., V) and log-sum-exp (..., 1) over the keys of all parts, from those of each part."""
+    """The outputs (..., V) and log-sum-exp (..., 1) over the keys of all parts, from each part's."""
     if len(parts) == 1:
         return parts[0]
     heads, sums = (torch.stack(each) for each in zip(*parts, strict=True))
@@ -70,7 +70,7 @@ def read_prefixes(
 
     scores (..., T) and values (..., T, V) have leading axes that broadcast. `read` gets means (..., c, V) in float32 at
     least, and rows (..., T, X) as (..., c, X). The backward pass computes the means and the intermediate results of
-    each part again, so that memory holds those of one part. `read` may use parameters and draw dropout.
+    each part again, so that memory holds only one part's. `read` may use parameters and draw dropout.
     """
     width = values.shape[-1]
     log_sum = upcast(scores).new_full(scores.shape[:-1], _nothing(upcast(scores)))

@@ -38,7 +38,7 @@ from mtkit.attention.slots import Positions
 
 Layout = WindowLayout | CombLayout | DrawnLayout
 Part = tuple[Layout, Callable[[Tensor, Tensor, Tensor], list[QueryBlocks]]]
-"""What shares a layout, and how queries, keys and values are laid out so."""
+"""A layout, and the function that lays out queries, keys and values."""
 
 
 def sparse_attend(
@@ -57,9 +57,9 @@ def sparse_attend(
     """The result of `attend` where each query sees only the keys of the pattern.
 
     q (B, H, T, K), k (B, G, T, K), v (B, G', T, V) where G and G' divide H; valid (B, T), padding on the right. Weights
-    (B, H, T, T) are formed only on request. A pattern of random members alone may draw the keys of another sequence,
-    (B, G, S, K) with valid (B, S). Relative positions do not combine with a grid, which stands alone, or with last
-    rows, which are not causal.
+    (B, H, T, T) are formed only on request. A pattern of only random members may draw the keys of another sequence,
+    (B, G, S, K) with valid (B, S). Relative positions do not combine with a grid, which unites with no
+    other pattern, or with last rows, which are not causal.
     """
     if pattern.covers(k.shape[2], causal):
         how: dict[str, Any] = {"causal": causal, "valid": valid, "positions": positions, "need_weights": need_weights}
@@ -277,7 +277,7 @@ def _by_dilation(pattern: Pattern) -> list[list[Window]]:
 
 
 def _attend(blocks: QueryBlocks, scale: float, positions: Positions | None, dropout: float) -> Tensor:
-    """The heads' outputs (B, H, streams, blocks, c, V) of a part that stands alone."""
+    """The heads' outputs (B, H, streams, blocks, c, V) of a single part."""
     if positions is not None and positions.on_values:
         return _attend_part(blocks, scale, positions, dropout)[0]
     fold, bias = Fold(blocks.q, blocks.k), _bias(blocks, positions, scale)
@@ -301,7 +301,7 @@ def _attend(blocks: QueryBlocks, scale: float, positions: Positions | None, drop
 def _attend_part(
     blocks: QueryBlocks, scale: float, positions: Positions | None, dropout: float
 ) -> tuple[Tensor, Tensor]:
-    """The heads' outputs (B, H, streams, blocks, c, V) over these keys alone, and their log-sum-exp (..., c, 1)."""
+    """The heads' outputs (B, H, streams, blocks, c, V) over only these keys, and their log-sum-exp (..., c, 1)."""
     weights, log_sum = softmax_with_sum(blocks.q, blocks.k, scale, blocks.visible, _bias(blocks, positions, scale))
     dropped = F.dropout(weights, dropout) if dropout else weights
     heads = weighted(dropped, blocks.v)

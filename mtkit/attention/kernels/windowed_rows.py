@@ -19,7 +19,7 @@ SHORTEST = 1e-6
 
 
 class Layout(Protocol):
-    """Streams of rows in blocks of c, each beside a window of L places, which begins `before` places earlier."""
+    """Streams of rows in blocks of c, each with a window of L places, which begins `before` places earlier."""
 
     block: int
     before: int
@@ -27,12 +27,12 @@ class Layout(Protocol):
     each: int
     """Blocks of a stream."""
     keys: Tensor
-    """(places,): the row at each place, R where there is none; from `before` on those of the queries, each once."""
+    """(places,): the row at each place, R if there is none; from `before` on the queries' rows, each once."""
     place: Tensor
-    """(N, T): where among the queries each row of each stream lies."""
+    """(N, T): the place of each stream's rows among the queries."""
 
     def hide(self, scores: Tensor, blocks: slice) -> None:
-        """Lowers scores (blocks, c, L) below `NOTHING_SEEN` where a query does not see a key."""
+        """Lower scores (blocks, c, L) below `NOTHING_SEEN` if a query does not see a key."""
 
 
 def stream_rows(shape: Sequence[int], device: torch.device) -> Tensor:
@@ -84,7 +84,7 @@ class _Windows:
 
 @dataclass(frozen=True)
 class _UnitWindows(_Windows):
-    """Windows of rows that are brought to length 1 where they are read."""
+    """Windows of rows that are scaled to length 1 when they are read."""
 
     unit: Tensor
     """(places, K)"""
@@ -92,7 +92,7 @@ class _UnitWindows(_Windows):
     """(places, 1): 1 over the rows' lengths."""
 
     def add(self, total: Tensor, rows: Tensor) -> None:
-        """Add the gradient of the rows from that of the windows (blocks, width, K)."""
+        """Add the gradient of the rows from the windows' gradient (blocks, width, K)."""
         sums = self.sums(total, rows)
         along = (sums * self.unit).sum(-1, keepdim=True)
         total.index_add_(0, self.index, sums.addcmul_(self.unit, along, value=-1).mul_(self.inverse))

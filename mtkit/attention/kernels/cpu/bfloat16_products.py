@@ -50,20 +50,20 @@ INPUTS = 32
 """Inputs that one instruction multiplies."""
 
 LINE = 64
-"""Bytes of a row of a tile register."""
+"""Bytes per row of a tile register."""
 
 SUMS, ROWS, WEIGHTS = range(4), 4, 5
-"""The numbers of the tile registers that are used, of eight."""
+"""The tile registers that are used, out of eight."""
 
 OUTPUTS = BFLOAT16.outputs
-"""Outputs of a block of weights."""
+"""Outputs per block of weights."""
 
 Shapes = NDArray[np.uint8]
 
 
 @part
 def set_shapes(shapes: Shapes, rows: int) -> None:
-    """Writes the shapes of the tile registers (64 bytes) for so many rows, in the format of the processor."""
+    """Write the shapes of the tile registers (64 bytes) for `rows` rows, in the processor's format."""
     shapes[:] = 0
     shapes[0] = 1  # the format
     for register in range(6):
@@ -75,7 +75,7 @@ def set_shapes(shapes: Shapes, rows: int) -> None:
 def write_sums(
     context: Any, numbers: Any, weights: Any, sums: Any, shapes: Any, first: Any, block: Any
 ) -> tuple[Any, Any]:
-    """A function that writes the sums of the rows from the first on, as many as the shapes say, with a block."""
+    """Write the sums of rows `first` on, as many as the shapes set, with a block of weights."""
     byte, place = ir.IntType(8), ir.IntType(64)
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -84,7 +84,7 @@ def write_sums(
             builder.call(cgutils.get_or_insert_function(builder.module, form, f"llvm.x86.{name}"), args)
 
         def at(start: Any, offset: Any) -> Any:
-            """A pointer so many bytes behind the start."""
+            """A pointer `offset` bytes after the start."""
             return builder.gep(builder.bitcast(start, byte.as_pointer()), [offset])
 
         rows, blocks, out, registers = (
@@ -115,10 +115,10 @@ def write_sums(
 
 @compiled("int16[:, :, :, ::1], float32[::1], float32[:, ::1], int16[:, ::1], float32[:, ::1]")
 def multiply_by_amx(weights: Halves, added: Floats, rows: Floats, low: Halves, out: Floats) -> None:
-    """Writes the product (M, O) of rows (M, I) with weights in blocks, plus what is `added` (O,); sums are in float32.
+    """Write the product (M, O) of rows (M, I) with weights in blocks, plus `added` (O,); sums are in float32.
 
-    low (M, a multiple of `INPUTS`), where zeros stand behind the rows, gets the bits of the rounded rows; the blocks
-    have as many inputs. A row's result does not depend on the rows beside it.
+    low (M, a multiple of `INPUTS`), zero in the columns after the rows, receives the bits of the rounded rows; the
+    blocks have as many inputs. A row's result does not depend on other rows.
     """
     round_to_bfloat16(rows, low)
     count, outputs = out.shape

@@ -9,15 +9,15 @@ Places = NDArray[np.int64]
 Steps = tuple[int, int, int, int]
 
 WEIGHTS = 32
-"""Weights that are computed at a time: a loop of a length that is known is vectorised whole."""
+"""Weights computed at a time: a loop of known length is vectorised completely."""
 
 TOGETHER = 4
-"""Rows that are read at a time, each with sums of its own, so that none waits for another."""
+"""Rows read at a time, with separate sums, so that no addition waits for another."""
 
 
 @part
 def listed(seen: NDArray[np.bool_], place: Places) -> int:
-    """Writes the places that are seen, the first of them again behind them, and gives their number."""
+    """Write the places that are seen, then repeats of the first; returns their number."""
     count = 0
     for j in range(len(seen)):
         place[count] = j
@@ -39,9 +39,9 @@ def write_scores(
     later_first: int,
     later_step: int,
 ) -> None:
-    """Writes the products of the query with `count` rows, and of no meaning up to a multiple of `TOGETHER`.
+    """Write the products of the query with `count` rows, and meaningless ones up to a multiple of `TOGETHER`.
 
-    The same rows of what is read `later` are asked for on the way.
+    The same rows of `later`, which is read next, are prefetched.
     """
     for c in range(0, count, TOGETHER):
         for j in range(TOGETHER):
@@ -59,9 +59,9 @@ def write_scores(
 
 @part
 def write_exponentials(scores: Floats, count: int) -> np.float32:
-    """Replaces scores by their exponentials below the largest, of those behind `count` by nearly 0, and gives the sum.
+    """Replace scores by their exponentials relative to the largest, those after `count` by nearly 0; returns the sum.
 
-    The sum is NaN where a softmax is: with NaN or infinity among the scores, or minus infinity alone.
+    The sum is NaN if the softmax is: with NaN or infinity among the scores, or only minus infinity.
     """
     largest, together, total = np.float32(-np.inf), np.float32(0), np.float32(0)
     for c in range(count):
@@ -91,7 +91,7 @@ def write_sum(
     later_first: int,
     later_step: int,
 ) -> None:
-    """Writes the sum of `count` rows under their weights to total (V,); asks for what is read `later`."""
+    """Write the weighted sum of `count` rows to total (V,); prefetches rows of `later`."""
     total[:] = 0
     for c in range(0, count, TOGETHER):
         for j in range(TOGETHER):
@@ -120,10 +120,10 @@ def attend_rows(
     scale: np.float32,
     out: Floats,
 ) -> None:
-    """Writes the outputs (B, N, H, V) of queries, keys and values, whose rows are in matrices (R, K) and (R', V).
+    """Write the outputs (B, N, H, V) of queries, keys and values, whose rows are in matrices (R, K) and (R', V).
 
-    `steps` say how many rows further the next of B, N, G and L is; the groups G divide H. seen (B, N, H, L). A query
-    reads the rows that it sees, and no others; one that sees none gets zero.
+    `steps` are the distances in rows to the next of B, N, G and L; the groups G divide H. seen (B, N, H, L). A query
+    reads only the rows that it sees; one that sees none gets zero.
     """
     batch, hypotheses, heads, length = seen.shape
     room = -(-length // WEIGHTS) * WEIGHTS
@@ -150,25 +150,25 @@ def attend_rows(
 
 
 LOGITS = 64
-"""Logits of which the largest is noted; those of a block with none large enough are not looked at again."""
+"""Logits per block: a block whose largest logit is too small is not read again."""
 
 
 LEAST = np.int32(-(2**31))
-"""Of whole numbers."""
+"""Least 32-bit integer."""
 
 
 @part
 def ordered(bits: np.int32) -> np.int32:
-    """The bits of a float32 as whole numbers in the order of the floats, or the other way round.
+    """Map the bits of a float32 to integers in the order of the floats, or back.
 
-    Their largest is found by vector units, which that of floats is not, because of NaN.
+    Vector units find the largest integer; because of NaN they do not find the largest float.
     """
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @part
 def write_largest(sums: Floats, unit: np.float32, added: Floats, high: Floats) -> None:
-    """Writes the largest logit of each block; NaN, with whatever sign, counts as the largest or as the least."""
+    """Write the largest logit of each block; NaN counts as the largest or the least, by its sign."""
     whole = len(sums) // LOGITS
     for block in range(whole):
         some = sums[block * LOGITS : block * LOGITS + LOGITS]  # its places are seen not to count from the end
@@ -199,12 +199,12 @@ def best_of_logits(
     top: Floats,
     index: NDArray[np.int64],
 ) -> None:
-    """Writes the k largest of log-probability plus `before` (B, N) to top (B, k), largest first.
+    """Write the k largest of log-probability plus `before` (B, N) to top (B, k), largest first.
 
     Log-probabilities (B, N, V) are logits less the logarithm of the sum of their exponentials over all V, and logits
-    are sums (B, N, V) times units (B, N) plus what is added (V,). Pieces below `first` may not come, and where segments
-    `ends` (B,), none but `end`. index (B, k) gets the places of what is found among N * V, of equal ones that of the
-    first. Hypotheses with NaN have none; where there are too few, top is -inf and the place 0.
+    are sums (B, N, V) times units (B, N) plus what is added (V,). Pieces below `first` are excluded, and if a segment
+    `ends` (B,), all but `end`. index (B, k) gets their places among N * V; of equal ones the first
+    counts. Hypotheses with NaN have none; if there are too few, top is -inf and the place 0.
     """
     segments, hypotheses, count = sums.shape
     most = top.shape[1]

@@ -2,7 +2,7 @@
 
 Weights are rounded once, to seven bits, each output's by a scale of its own (Kim et al., "From Research to Production
 and Back: Ludicrously Fast Neural Machine Translation", WNGT 2019); activations at each product, to eight, each row by a
-scale of its own, so that no translation depends on what is translated beside it. Sums are exact in 32 bits.
+scale of its own, so that no translation depends on its batch. Sums are exact in 32 bits.
 """
 
 import warnings
@@ -18,7 +18,7 @@ from mtkit.attention.kernels.cpu.product import Int8Tiles, few_counts, in_blocks
 from mtkit.errors import MtkitError
 
 LARGEST_WEIGHT = 63
-"""Of a rounded weight: seven bits, so that activations can have eight.
+"""Largest rounded weight: seven bits, so that activations can have eight.
 Processors without VNNI sum pairs of products in 16 bits first, which hold no more."""
 
 
@@ -41,7 +41,7 @@ class Int8:
         return cls(integers, scales, None if bias is None else bias.float())
 
     def of(self, rows: Tensor) -> "Int8":
-        """The product with these rows (K,) of W and b alone."""
+        """The product with only these rows (K,) of W and b."""
         bias = None if self._bias is None else self._bias[rows]
         return Int8(self._integers[rows], self._scales[rows], bias)
 
@@ -88,7 +88,7 @@ class Int8:
 
 
 def check_int8(device: torch.device) -> None:
-    """Raises: MtkitError where there are no such products."""
+    """Raises: MtkitError if the device has no int8 products."""
     if device.type != "cpu" or torch.backends.quantized.engine == "none":
         raise MtkitError("int8 runs on CPUs only (x86-64 or Arm); give --device cpu, or --dtype bfloat16")
 
@@ -99,13 +99,13 @@ def has_whole_products() -> bool:
 
 
 Sums = Callable[[Tensor], Tensor]
-"""Bytes (M, I), where `ZERO` stands for 0, to the products (M, O) in float32 with W (O, I), in units of its scales."""
+"""Bytes (M, I), in which `ZERO` is 0, to the products (M, O) in float32 with W (O, I), in units of its scales."""
 
 
 def _whole_sums(integers: Tensor, scales: Tensor) -> Sums:
     """By oneDNN.
 
-    VNNI multiplies unsigned by signed numbers. Signed x has kernels on processors with AMX alone; elsewhere oneDNN
+    VNNI multiplies unsigned by signed numbers. Signed x has kernels only on processors with AMX; elsewhere oneDNN
     takes its reference loop, which is thousands of times slower.
     """
     from mtkit.attention.kernels.cpu.machine_code import ZERO

@@ -1,4 +1,4 @@
-"""What the compiled loops share: decorators, prefetching, an exponential that vectorises, rounding of rows to bytes."""
+"""Shared parts of the compiled loops: decorators, prefetching, a vectorised exponential, rounding of rows to bytes."""
 
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -28,7 +28,7 @@ def compiled(
 ) -> Callable[[Callable[Arguments, None]], Callable[Arguments, None]]:
     """A decorator of loops over NumPy arrays, which write their results into arguments.
 
-    `types` are those of the arguments in numba's words: float32[:, ::1] is a matrix whose rows are whole and one after
+    `types` are the argument types in numba's notation: float32[:, ::1] is a matrix whose rows are whole and one after
     another, float32[:, :] any matrix. Sums and products are made in the order of the code unless `in_any_order`.
     """
     how = HOW if in_any_order else HOW | {"fastmath": {"nsz", "contract"}}
@@ -46,7 +46,7 @@ def compiled(
 def part(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """A function that loops call, compiled with them.
 
-    What numba keeps of a loop lasts until the loop's own file changes: after a change here, remove `__pycache__`.
+    numba's cached code of a loop lasts until the loop's file changes: after a change here, remove `__pycache__`.
     """
     code: Callable[Arguments, Result] = njit(**HOW)(function)
     return code
@@ -57,7 +57,7 @@ CACHE_LINE = 64
 
 
 def _request(typing_context: Any, rows: Any, row: Any, column: Any) -> Any:
-    """A function that asks for the cache line of a number in a matrix."""
+    """An intrinsic that prefetches the cache line of a number in a matrix."""
     address, number, line = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 
     def request(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -79,7 +79,7 @@ _ask_for: Callable[[Floats, int, int], None] = intrinsic(_request)
 
 @part
 def ask_for(rows: Floats, row: int) -> None:
-    """Has a row (K,) of a matrix brought into the cache, so that who reads it a little later need not wait for it."""
+    """Prefetch a row (K,) of a matrix, so that a read a little later does not wait for it."""
     for column in range(0, rows.shape[1], CACHE_LINE // 4):
         _ask_for(rows, row, column)
 
@@ -131,7 +131,7 @@ ZERO = 128
 """Byte that represents 0."""
 
 LEAST_UNIT = np.float32(1e-32)
-"""Unit of a row of zeros."""
+"""Unit for rows of zeros."""
 
 WHOLE = np.float32(3 << 22 | ZERO)
 """Added to a float32, it leaves no bits for a fraction (1.5 * 2^23): the lowest bits are the integer plus ZERO."""

@@ -45,7 +45,7 @@ class Int8Tiles:
 
     @classmethod
     def where_possible(cls, integers: Tensor, scales: Tensor, added: Tensor) -> Self | None:
-        """None where the processor has neither AVX2 nor AVX-512 with VNNI."""
+        """The tiles; None if the processor has neither AVX2 nor AVX-512 with VNNI."""
         from mtkit.attention.kernels.cpu.product_tiles import BYTES, has
 
         return cls(integers, scales, added) if has(BYTES) else None
@@ -53,7 +53,7 @@ class Int8Tiles:
     def __call__(
         self, rows: Tensor, out: Tensor | None = None, *, in_units: bool = False
     ) -> tuple[Tensor, NDArray[np.float32]]:
-        """Rows (M, I) to the product (M, O), written to `out` where it is given, and the units (M,) of the rows.
+        """Rows (M, I) to the product (M, O), written to `out` if given, and the units (M,) of the rows.
 
         With `in_units` row m of the product is in units[m], and b is not added.
         """
@@ -65,7 +65,7 @@ class Int8Tiles:
 
 
 class Float32Tiles:
-    """Rows x to x W^T + b in float32. A row's result does not depend on the rows beside it."""
+    """Rows x to x W^T + b in float32. A row's result does not depend on other rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """W (O, I) and b (O,) in float32."""
@@ -77,7 +77,7 @@ class Float32Tiles:
         self._multiply: Callable[..., None] = partial(multiply_floats, *weights)
 
     def __call__(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """Rows (M, I) to the product (M, O), written to `out` where it is given."""
+        """Rows (M, I) to the product (M, O), written to `out` if given."""
         out = torch.empty(rows.shape[0], self._outputs) if out is None else out
         self._multiply(rows.float().contiguous().numpy(), out.numpy())
         return out
@@ -86,14 +86,14 @@ class Float32Tiles:
 class Bfloat16Tiles:
     """Rows x, rounded to bfloat16, to x W^T + b in float32, with W in bfloat16.
 
-    A row's result does not depend on the rows beside it, nor on the number of threads.
+    A row's result does not depend on other rows, nor on the number of threads.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """W (O, I) in bfloat16, and b (O,)."""
         from mtkit.attention.kernels.cpu.product_tiles import BFLOAT16, has_amx, laid_out
 
-        # imported where the processor has the instructions alone: the import compiles the loop
+        # imported only if the processor has the instructions: the import compiles the loop
         if has_amx():
             from mtkit.attention.kernels.cpu.bfloat16_products import INPUTS, multiply_by_amx
 
@@ -111,13 +111,13 @@ class Bfloat16Tiles:
 
     @classmethod
     def where_possible(cls, weight: Tensor, bias: Tensor | None) -> Self | None:
-        """None where the processor does not multiply numbers in bfloat16 in registers of 512 bits."""
+        """The tiles; None if the processor does not multiply bfloat16 numbers in registers of 512 bits."""
         from mtkit.attention.kernels.cpu.product_tiles import BFLOAT16, has
 
         return cls(weight, bias) if has(BFLOAT16) else None
 
     def __call__(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """Rows (M, I) to the product (M, O), written to `out` where it is given."""
+        """Rows (M, I) to the product (M, O), written to `out` if given."""
         count, width = rows.shape
         low = np.empty((count, self._width), dtype=np.int16)
         low[:, width:] = 0
@@ -144,7 +144,7 @@ class Product(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor: ...
     def of(self, rows: Tensor) -> "Product":
-        """The product with these rows (K,) of W and b alone."""
+        """The product with only these rows (K,) of W and b."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Plain:
         return nn.functional.linear(x, self.weight, self.bias)
 
     def of(self, rows: Tensor) -> "Plain":
-        """The product with these rows (K,) of W and b alone."""
+        """The product with only these rows (K,) of W and b."""
         return Plain(self.weight[rows], None if self.bias is None else self.bias[rows])
 
 
@@ -178,12 +178,12 @@ class Float32:
         return found[: rows.shape[0]].view(*x.shape[:-1], self._weight.shape[0])
 
     def of(self, rows: Tensor) -> "Float32":
-        """The product with these rows (K,) of W and b alone."""
+        """The product with only these rows (K,) of W and b."""
         return Float32(self._weight[rows], None if self._bias is None else self._bias[rows])
 
 
 class Tiled:
-    """The product in float32 in tiles; of many rows that threads share, by PyTorch."""
+    """The product in float32 in tiles, or by PyTorch for many rows that threads share."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._plain = Plain(weight.float(), None if bias is None else bias.float())
@@ -196,7 +196,7 @@ class Tiled:
         return in_blocks(self._tiles, x, len(self._plain.weight))
 
     def of(self, rows: Tensor) -> "Tiled":
-        """The product with these rows (K,) of W and b alone."""
+        """The product with only these rows (K,) of W and b."""
         some = self._plain.of(rows)
         return Tiled(some.weight, some.bias)
 
@@ -204,8 +204,8 @@ class Tiled:
 class Low:
     """The product in bfloat16 on the CPU, with float32 in and out; sums are in float32.
 
-    Tiles multiply any number of rows where the processor has them: their results are not rounded, PyTorch's are, and a
-    row's result must not depend on the number of rows beside it.
+    Tiles multiply any number of rows if the processor has them: their results are not rounded, PyTorch's are, and a
+    row's result must not depend on the number of rows.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -235,22 +235,22 @@ class Low:
         return multiply
 
     def of(self, rows: Tensor) -> "Low":
-        """The product with these rows (K,) of W and b alone."""
+        """The product with only these rows (K,) of W and b."""
         return Low(self._weight[rows], None if self._bias is None else self._bias[rows])
 
 
 BLOCK = 1024
-"""Rows that are multiplied at a time, at most, so that what lies between two passes over them stays in the cache."""
+"""Most rows multiplied at a time, so that intermediate results stay in the cache between two passes."""
 
 LEAST = 16
 """Row counts are multiples of this: the rows of a tile of AMX, which takes as long for fewer."""
 
 
 def in_blocks(multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, outputs: int) -> Tensor:
-    """The product (..., O) of x (..., I) in float32, from that of up to `BLOCK` rows at a time; `outputs` is O.
+    """The product (..., O) of x (..., I) in float32, up to `BLOCK` rows at a time; `outputs` is O.
 
-    `multiply` gets the rows and where to write their product, so that the parts are not joined by one more pass over
-    all of them; None where there is one part alone: it may lie anywhere.
+    `multiply` gets the rows and the memory for their product, so that no further pass joins the parts; None for one
+    part.
     """
     *before, width = x.shape
     rows = x.reshape(-1, width)
@@ -264,17 +264,17 @@ def in_blocks(multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, ou
 
 
 def few_counts(count: int) -> int:
-    """A number of rows, rounded up to a multiple of an eighth of its octave.
+    """Round a number of rows up to a multiple of an eighth of its power of two.
 
     oneDNN compiles a kernel for each number of rows that it has not yet seen, which takes as long as dozens of
-    products, and a search that drops finished segments comes to hundreds of numbers.
+    products, and a search that drops finished segments has hundreds of numbers.
     """
     step = max(LEAST, 1 << max(count.bit_length() - 4, 0))
     return -(-count // step) * step
 
 
 def in_few_counts(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows (M, I) in another type, and rows of no meaning behind them, `few_counts` of M in all."""
+    """Rows (M, I) in another type, followed by meaningless rows, `few_counts` of M in total."""
     count, width = rows.shape
     wanted = few_counts(count)
     if count == wanted:
@@ -296,8 +296,8 @@ def packs_float32() -> bool:
 
 @cache
 def tiles_float32() -> bool:
-    """Whether tiles multiply faster in float32 than PyTorch, which was measured with AVX2 alone: there a few rows are
-    multiplied twice as fast as by MKL, many as fast."""
+    """Whether tiles multiply faster in float32 than PyTorch, measured only with AVX2: MKL takes twice as long for
+    a few rows, and as long for many."""
     if torch.backends.cpu.get_cpu_capability() != "AVX2":
         return False
     from mtkit.attention.kernels.cpu.product_tiles import FLOATS, has
@@ -306,7 +306,7 @@ def tiles_float32() -> bool:
 
 
 def _vendor() -> str:
-    """Of the processor, as it names itself; empty where that is not known."""
+    """The processor's vendor, as it names itself; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # other systems than Linux

@@ -38,11 +38,11 @@ class Instruction:
     """
 
     features: tuple[str, ...]
-    """Of the processor that has it, in LLVM's words."""
+    """Processor features that it needs, in LLVM's names."""
     lanes: int
     """Sums in a register."""
     registers: int
-    """Of the sums of a row in a tile."""
+    """Registers of sums per row of a tile."""
     together: int
     """Numbers in 32 bits."""
     sums: ir.Type
@@ -93,7 +93,7 @@ FLOATS = Instruction(("avx2", "fma"), 8, 2, 1, ir.FloatType(), _add_floats)
 
 
 AMX = ("amx-tile", "amx-bf16")
-"""What a processor has, in LLVM's words, that multiplies numbers in bfloat16 in tile registers (`amx_products`)."""
+"""Processor features for bfloat16 products in tile registers, in LLVM's names (`multiply_by_amx`)."""
 
 
 def has(instruction: Instruction) -> bool:
@@ -114,7 +114,7 @@ def _has_all(wanted: Sequence[str]) -> bool:
 
 
 BYTES = VNNI if has(VNNI) else PAIRS
-"""How this processor multiplies bytes, where it `has` it."""
+"""The instruction by which this processor multiplies bytes, if it `has` it."""
 
 
 def laid_out(weights: torch.Tensor, instruction: Instruction) -> torch.Tensor:
@@ -131,7 +131,7 @@ def sums_by(instruction: Instruction) -> Sums:
     """A function for loops: (numbers (M, I), weights as `laid_out`, sums (R, P), the first row, R, the block).
 
     It writes the sums of products of 1 to `MOST_ROWS` rows with the weights of a block. All are whole in memory;
-    numbers behind the last input meet weights of zero, and may be anything finite.
+    numbers after the last input have weights of zero, and may be anything finite.
     """
     one, two, three, four, five, six = (_tile(rows, instruction) for rows in range(1, MOST_ROWS + 1))
 
@@ -156,7 +156,7 @@ def sums_by(instruction: Instruction) -> Sums:
 def products_by(instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers, Numbers], None]:
     """A function for loops whose sums are in float32: (numbers (M, I), weights as `laid_out`, added (O,), out (M, O)).
 
-    It writes the product, plus what is `added`.
+    It writes the product, plus `added`.
     """
     write_sums, size = sums_by(instruction), instruction.outputs
 
@@ -179,14 +179,14 @@ def products_by(instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers
 
 
 def _tile(rows: int, instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers, int, int], None]:
-    """The same for so many rows."""
+    """`sums_by` for one number of rows."""
     place, byte, line = ir.IntType(64), ir.IntType(8), 4 * instruction.lanes
     vector, whole = (ir.VectorType(each, instruction.lanes) for each in (instruction.sums, WORD))
     registers = range(instruction.registers)
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def at(start: Any, offset: Any, form: Any = byte) -> Any:
-            """A pointer so many bytes behind the start."""
+            """A pointer `offset` bytes after the start."""
             return builder.bitcast(builder.gep(builder.bitcast(start, byte.as_pointer()), [offset]), form.as_pointer())
 
         def load(start: Any, offset: Any, form: Any) -> Any:
