@@ -57,6 +57,7 @@ def training_step(
                 loss = objective(model, output, batch, totals)
             last = rate is not None and number == len(batches)
             reduction.backward(precision.scaled(loss / tokens), last=last)
+        del batch, output, loss  # free their memory before the next pass
     if rate is None:
         return None
     if not batches:
