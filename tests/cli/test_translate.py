@@ -124,7 +124,7 @@ def test_forced_decoding_prints_a_log_probability_a_line() -> None:
         (["--input", "-", "--document-ids", "test.source"], MtkitError, "trained on documents"),
         (["--input", "-", "--document-ids", "-"], MtkitError, "cannot both be standard input"),
         (["--input", "-", "--target", "-"], MtkitError, "cannot both be standard input"),
-        (["--target", "train.source"], DataError, "7 source lines and 200 target lines"),
+        (["--target", "train.source"], DataError, r"do not make pairs: their numbers differ \(7 and 200 lines\)"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], error: type[MtkitError], message: str) -> None:
