@@ -198,8 +198,11 @@ class RowBlocks:
         self.counts = np.empty((len(self.firsts), len(self.edges)), dtype=np.uint16)
         """(blocks, widths) rows."""
         for first in range(0, len(self.firsts), _COUNTED_ROWS // BLOCK):
-            blocks = np.arange(first, min(first + _COUNTED_ROWS // BLOCK, len(self.firsts)))
-            self.counts[blocks] = self._count(blocks)
+            last = min(first + _COUNTED_ROWS // BLOCK, len(self.firsts))
+            rows, widths = slice(self.firsts[first], self.ends[last - 1]), len(self.edges) + 1
+            block = np.repeat(np.arange(last - first), self.ends[first:last] - self.firsts[first:last])
+            counts = np.bincount(block * widths + self.bucket(rows), minlength=(last - first) * widths)
+            self.counts[first:last] = counts.reshape(-1, widths)[:, :-1]
 
     def _find_firsts(self) -> np.ndarray:
         """Return (blocks,) the first row of each block."""
@@ -210,13 +213,6 @@ class RowBlocks:
                 numbers = corpora[first - 1 : min(first + _COUNTED_ROWS, rows)]
                 firsts.append(np.flatnonzero(numbers[1:] != numbers[:-1]) + first)
         return np.unique(np.concatenate(firsts))
-
-    def _count(self, blocks: np.ndarray) -> np.ndarray:
-        """Return (blocks, widths) the rows of neighbouring blocks."""
-        rows, widths = slice(self.firsts[blocks[0]], self.ends[blocks[-1]]), len(self.edges) + 1
-        block = np.repeat(np.arange(len(blocks)), self.ends[blocks] - self.firsts[blocks])
-        counts = np.bincount(block * widths + self.bucket(rows), minlength=len(blocks) * widths)
-        return counts.reshape(-1, widths)[:, :-1]
 
     def bucket(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return (rows,) the bucket of each row's width; rows that are too long have one more than the last."""

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -306,15 +306,13 @@ class Measuring:
         self._returns += text.count("\r")
         self._separators += text.count("\u2028") + text.count("\u2029")
         for kind, has in ODDITIES.items():
-            if has(text.replace("\n", " ") if kind == "invisible" else text):
-                self._add_oddities(kind, has, rows)
-
-    def _add_oddities(self, kind: str, has: Callable[[str], bool], rows: Sequence[Sequence[Any]]) -> None:
-        for place, side in enumerate(("source", "target"), start=1):
-            numbers = [row[0] for row in rows if place < len(row) and has(row[place])]
-            if numbers:
-                counts = self._oddities.setdefault(kind, {}).setdefault(side, [0, numbers[0]])
-                counts[0] += len(numbers)
+            if not has(text.replace("\n", " ") if kind == "invisible" else text):
+                continue
+            for place, side in enumerate(("source", "target"), start=1):
+                numbers = [row[0] for row in rows if place < len(row) and has(row[place])]
+                if numbers:
+                    counts = self._oddities.setdefault(kind, {}).setdefault(side, [0, numbers[0]])
+                    counts[0] += len(numbers)
 
     def check(self) -> None:
         """Raises: DataError if there was no row."""
