@@ -18,7 +18,7 @@ WIDTH_DIGITS = 5
 """Binary digits before the trailing zeros of a width: 30, 31, 32, 34, ..., 64, 68.
 
 Few widths give few shapes of matrix products, at less than a hundredth more padding. A new shape costs more than its
-product: a CPU's library compiles a program for each in bfloat16, and keeps a thousand."""
+product: a CPU's library compiles a bfloat16 program per shape, and caches a thousand."""
 
 ROW_DIGITS = 4
 """Binary digits before the trailing zeros of a batch's number of rows, for the same reason: 15, 16, 18, ..., 32, 36."""
@@ -46,7 +46,7 @@ def buckets_of(edges: np.ndarray) -> np.ndarray:
 
 
 def sort_by_length(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return the places of rows of these lengths, end marks not counted, in order of length.
+    """Sort rows of these lengths, end marks not counted; return their places in order of length.
 
     The order is by the wider side's bucket, then by the difference between the sides' buckets, alternately rising and
     falling so that neighbours are similar.

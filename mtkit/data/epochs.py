@@ -14,7 +14,7 @@ from mtkit.data.batches import buckets_of, edges_to, sizes_of, sort_by_length, w
 from mtkit.data.prepared import Side
 
 WINDOW = 1_500_000
-"""Approximate number of rows that are shuffled together: those of thousands of updates."""
+"""Approximate number of rows that are shuffled together, enough for thousands of updates."""
 
 BLOCK = 1 << 10
 """Neighbouring rows that are always in the same window."""
@@ -39,7 +39,7 @@ class EpochPart:
     def batches(self, source: np.ndarray, target: np.ndarray) -> list[np.ndarray]:
         """Return indices into `rows` of each batch, in training order, if the rows have these lengths (rows,).
 
-        The lengths may differ from those of the plan: the numbers of rows per batch stay, but other rows are chosen.
+        The lengths may differ from the planned ones: the numbers of rows per batch stay, but other rows are chosen.
         """
         return self._split(sort_by_length(source, target))
 
@@ -95,7 +95,7 @@ def plan(
     counted, are left out. Every epoch shuffles the rows before they are sorted by length buckets of both sides, and
     then shuffles the batches. With more than `WINDOW` rows, blocks are shuffled, and then the rows of each window.
 
-    `weights` are those of the corpora of `side.corpora`: an epoch has every row of a corpus of weight 2.5 twice, and
+    `weights` are one per corpus of `side.corpora`: an epoch has every row of a corpus of weight 2.5 twice, and
     half of them, another half each epoch, a third time.
     """
     epoch_plan = plan_epoch(
@@ -231,9 +231,9 @@ class _DrawnBlocks:
 
     blocks: np.ndarray
     copies: np.ndarray
-    """How often each block came before in the epoch."""
+    """Number of times that each block came before in the epoch."""
     taken: np.ndarray
-    """How many of its rows are in the epoch: all, except for one block per corpus."""
+    """Number of its rows in the epoch: all, except for one block per corpus."""
 
     def __getitem__(self, places: np.ndarray | slice) -> "_DrawnBlocks":
         return _DrawnBlocks(self.blocks[places], self.copies[places], self.taken[places])

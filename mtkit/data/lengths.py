@@ -96,7 +96,7 @@ class Lengths(BaseModel):
         return None if most >= MOST_SENTENCES else most
 
     def limit(self, source_pieces: int) -> int | None:
-        """Return the maximum pieces of a translation of so many source pieces; None if no pair is known.
+        """Return the maximum target pieces for so many source pieces; None if no pair is known.
 
         It is the bin's highest ratio (`Bin.highest`) times the source, plus `ROOM`. Sockeye (Hieber et al., arXiv
         1712.05690) uses the mean and deviation only, which are unreliable if a task has ratios of several kinds, as
@@ -159,7 +159,7 @@ class _Sums:
         total = int(self._sources.sum())
         if not total:
             return Lengths(bins=(), percentiles={})
-        reached = np.searchsorted(np.cumsum(self._sources), [-(-total * each // 100) for each in PERCENTILES])
+        reached = np.searchsorted(np.cumsum(self._sources), [-(-total * percent // 100) for percent in PERCENTILES])
         percentiles = dict(zip(PERCENTILES, reached.tolist(), strict=True))
         # neighbouring bins are joined so that each has `LEAST` pairs, or all of them if there are fewer
         ends, pairs = [0], 0.0

@@ -133,7 +133,7 @@ def prepare(
 def _begin_shards(
     settings: DataSettings, text: SideText, tokenizer: Path, stack: ExitStack, progress: ProgressBar
 ) -> list[Shards]:
-    """Make the tokenizers: those of the shards that a large training side is encoded in, or in `tokenizer`.
+    """Make the tokenizers, of a large training side in the folder of its shards, otherwise in `tokenizer`.
 
     Returns the shards as one part, locked until `stack` is closed, or nothing for a small side.
     """
@@ -201,7 +201,7 @@ def prepare_part(
 
 
 def _read_sample(settings: DataSettings, text: SideText, sample: TextSample, progress: ProgressBar) -> str:
-    """Read the tokenizer's sample; return its fingerprint, or that of the models of `tokenizer_from`."""
+    """Read the tokenizer's sample; return its fingerprint, or the fingerprint of `tokenizer_from`."""
     if settings.tokenizer_from is not None:
         return vocabulary_of(settings.tokenizer_from / "tokenizer")
     if (lines := sample.read(text.corpora, progress)) is not None:

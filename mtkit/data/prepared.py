@@ -75,7 +75,7 @@ class CorpusCounts(Counts):
 
 @stored
 class PieceUse(TypedDict):
-    """How often training uses a vocabulary's pieces, without special pieces and byte pieces."""
+    """Use of a vocabulary's pieces in training, without special pieces and byte pieces."""
 
     used: Count
     """Pieces that occur at all."""

@@ -110,7 +110,7 @@ def _cleaning(sides: dict[str, Any]) -> list[str]:
 
 
 def _oddities(record: dict[str, Any]) -> list[str]:
-    """Return a line per sign of damaged or processed text: how many lines of which texts have it, and what to do.
+    """Return a line per sign of damaged or processed text: the lines that have it in each text, and advice.
 
     It is a warning if one line in a thousand of a text has the sign.
     """
@@ -216,7 +216,7 @@ def _altered(record: dict[str, Any]) -> list[str]:
     pairs = enumerate(zip(text, decoded, strict=False))
     differs = next((place for place, (one, other) in pairs if one != other), min(len(text), len(decoded)))
     begin = max(0, differs - _SHOWN // 2)
-    shown = [repr("..." * (begin > 0) + each[begin : begin + _SHOWN]) for each in (text, decoded)]
+    shown = [repr("..." * (begin > 0) + line[begin : begin + _SHOWN]) for line in (text, decoded)]
     return [
         f"targets that decoding their pieces alters: {', '.join(counts)}; as line {example['line']:,} of {name}, "
         f"{shown[0]}, which becomes {shown[1]}"

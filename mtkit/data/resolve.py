@@ -192,7 +192,7 @@ class NamedTestSet:
 
 
 def with_named_sets(settings: DataSettings) -> DataSettings:
-    """Return the settings with the two text files of each named test set in place of its name.
+    """Return the settings with each named test set's name replaced by its two text files.
 
     Raises: DataError as `read_test_set`.
     """

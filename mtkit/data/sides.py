@@ -26,7 +26,7 @@ _NEAR = 50
 
 
 class Count:
-    """Counts of a side or of one of its corpora; words and pieces are those of the lines that were kept."""
+    """Counts of a side or of one of its corpora; words and pieces are counted in kept lines only."""
 
     def __init__(self) -> None:
         self.lines = 0
@@ -46,14 +46,14 @@ class Count:
         """The line from which on the two sides of the corpus seem not to match."""
 
     def add(
-        self, encoded: EncodedChunk, found: dict[str, np.ndarray], gone: dict[str, np.ndarray], keep: np.ndarray
+        self, encoded: EncodedChunk, reasons: dict[str, np.ndarray], gone: dict[str, np.ndarray], keep: np.ndarray
     ) -> None:
         """Count a chunk; `keep` is True for the pairs that are kept."""
         self.lines += len(keep)
         self.segments += int(keep.sum())
         self.altered += int((keep & encoded.altered).sum())
         for reason in REASONS:
-            self.found[reason] += int(found[reason].sum())
+            self.found[reason] += int(reasons[reason].sum())
             self.left_out[reason] += int(gone[reason].sum())
         if self.suspicious_line is None:
             self.suspicious_line = encoded.suspicious
@@ -182,16 +182,16 @@ class SideWriter:
         """Return a chunk's segments that are kept, in a validation or test side all, and count them."""
         lengths = (encoded.source.lengths, encoded.target.lengths)
         cleaning, held_out = self._settings.cleaning, self._held_out if self._training else None
-        found = examine(encoded.hashes, encoded.identical, lengths, cleaning, self._seen, held_out)
+        reasons = examine(encoded.hashes, encoded.identical, lengths, cleaning, self._seen, held_out)
         if self._training:
-            gone = left_out(found, cleaning)
+            gone = left_out(reasons, cleaning)
         else:
-            gone = {reason: np.zeros(len(chunk.lines), dtype=bool) for reason in found}
+            gone = {reason: np.zeros(len(chunk.lines), dtype=bool) for reason in reasons}
         keep = ~np.logical_or.reduce(list(gone.values()))
         if not self._training:
             self._held_out.add(encoded.hashes)
         count = self._counts[chunk.corpus]
-        count.add(encoded, found, gone, keep)
+        count.add(encoded, reasons, gone, keep)
         if count.altered and count.altered_line is None:
             count.altered_line = self._example(chunk, encoded, int((keep & encoded.altered).argmax()))
         self._alignment.check(chunk, encoded.suspicious)

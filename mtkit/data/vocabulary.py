@@ -143,7 +143,7 @@ def _blocks(path: Path, every: int) -> Iterator[Span]:
 
 
 def make_tokenizers(settings: DataSettings, sample: TextSample, folder: Path, progress: ProgressBar) -> None:
-    """Train tokenizers on a sample of the training text, or copy those of `tokenizer_from`, to a new folder."""
+    """Write tokenizers to a new folder: trained on a sample of the training text, or copied from `tokenizer_from`."""
     folder.mkdir()
     if settings.tokenizer_from is not None:
         copy_tokenizers(settings.tokenizer_from / "tokenizer", folder)

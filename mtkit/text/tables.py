@@ -53,7 +53,7 @@ def tsv_rows(path: Path, columns: Sequence[str], repairs: Repairs, *, gaps: bool
                 raise DataError(f"{path} has columns 1 to {width}, so not all of {', '.join(columns)}")
         if len(fields) != width:
             raise DataError(
-                f"{path}, line {number}: {len(fields)} fields where the first line has {width}; "
+                f"{path}, line {number}: {len(fields)} fields, but the first line has {width}; "
                 f"tabs separate fields, and quotes do not protect a tab"
             )
         yield number, [fields[place] for place in places]

@@ -101,7 +101,7 @@ def corpus(settings: Grammar) -> dict[str, Callable[[], Iterator[GrammarSegment]
     valid = held_out("valid", settings.valid, taken)
 
     def train() -> Iterator[GrammarSegment]:
-        return islice((each for each in draws(settings, "train") if each.source not in taken), settings.train)
+        return islice((pair for pair in draws(settings, "train") if pair.source not in taken), settings.train)
 
     return {"train": train, "valid": lambda: iter(valid), "test": lambda: iter(test)}
 
