@@ -93,8 +93,10 @@ class _Fused(torch.autograd.Function):
         total: tuple[Tensor, ...] = ()
         with torch.autocast("cpu", enabled=False):
             for lay in ctx.lays:
-                own = _gradients(lay, given, (d_heads.type_as(heads), heads, log_sum), ctx.scale)
-                total = tuple(one + other for one, other in zip(total, own, strict=True)) if total else own
+                block_rows = _gradients(lay, given, (d_heads.type_as(heads), heads, log_sum), ctx.scale)
+                total = (
+                    tuple(one + other for one, other in zip(total, block_rows, strict=True)) if total else block_rows
+                )
         return None, None, *total
 
 
@@ -110,7 +112,7 @@ def _attended(part: FusedPart, scale: float) -> tuple[Tensor, Tensor]:
     return heads, log_sum
 
 
-def _gradients(lay: Lay, given: Sequence[Tensor], whole: Sequence[Tensor], scale: float) -> tuple[Tensor, ...]:
+def _gradients(lay: Lay, given: Sequence[Tensor], joint: Sequence[Tensor], scale: float) -> tuple[Tensor, ...]:
     """What one part adds to the gradients of the given queries, keys and values.
 
     whole: of all parts together, the gradient of the outputs and the outputs, (B, H, T, V), and the log-sum-exp,
@@ -119,14 +121,14 @@ def _gradients(lay: Lay, given: Sequence[Tensor], whole: Sequence[Tensor], scale
     leaves = [x.detach().requires_grad_() for x in given]
     with torch.enable_grad():
         part = lay(*leaves)
-    d_whole, heads, log_sum = (part.split_blocks(x) for x in whole)
+    d_whole, heads, log_sum = (part.split_blocks(x) for x in joint)
     groups = [_gradients_of_group(*each, scale) for each in zip(part.groups, d_whole, heads, log_sum, strict=True)]
-    waiting, found = list(zip(*groups, strict=True)), list[Tensor]()
+    waiting, gradients = list(zip(*groups, strict=True)), list[Tensor]()
     laid = zip(*((each.q, each.k, each.v) for each in part.groups), strict=True)
-    del groups, whole, d_whole, heads, log_sum
+    del groups, joint, d_whole, heads, log_sum
     for leaf, rows in zip(leaves, laid, strict=True):
-        found += torch.autograd.grad(rows, leaf, waiting.pop(0))  # one at a time, so that each then leaves memory
-    return tuple(found)
+        gradients += torch.autograd.grad(rows, leaf, waiting.pop(0))  # one at a time, so that each then leaves memory
+    return tuple(gradients)
 
 
 def _gradients_of_group(
@@ -137,9 +139,9 @@ def _gradients_of_group(
     q, k, v = (upcast(x) for x in laid)
     some = rows.visible.any(-1, keepdim=True)
     shown = log_sum.where(some, torch.finfo(log_sum.dtype).max)  # exp would overflow for keys that are not seen
-    whole = (d_heads * some).contiguous(), q, k, v, heads.contiguous(), shown.squeeze(-1).contiguous()
-    found = KERNEL_BACKWARD(*whole, 0.0, False, attn_mask=added(rows.visible, some, q), scale=scale)
-    return [d.type_as(x) for d, x in zip(found, laid, strict=True)]
+    known = (d_heads * some).contiguous(), q, k, v, heads.contiguous(), shown.squeeze(-1).contiguous()
+    gradients = KERNEL_BACKWARD(*known, 0.0, False, attn_mask=added(rows.visible, some, q), scale=scale)
+    return [d.type_as(x) for d, x in zip(gradients, laid, strict=True)]
 
 
 def added(visible: Tensor, some: Tensor, like: Tensor) -> Tensor:
@@ -201,14 +203,14 @@ class _Windows(torch.autograd.Function):
         start = layout.back * layout.dilation  # before it lies what was zeros before the keys
         d_k, d_v = (total[:, :, start : start + q.shape[2]] for total in totals)
         for chunk in _chunks(q, k, v, layout, ctx.valid):
-            (own, *windows), *columns = chunk.gradients(d_heads, heads, log_sum, ctx.scale)
+            (d_blocks, *windows), *columns = chunk.gradients(d_heads, heads, log_sum, ctx.scale)
             for total, rows in zip(totals, windows, strict=True):
                 add_windows(_streams(total, layout), rows, chunk.first, step)
             for others, *first_keys in columns:
-                own = own + others
+                d_blocks = d_blocks + others
                 for d, each in zip((d_k, d_v), first_keys, strict=True):
                     d[:, :, : layout.columns] += each.sum((2, 3))
-            chunk.put(d_q, own)
+            chunk.put(d_q, d_blocks)
         return d_q, d_k.type_as(k), d_v.type_as(v), None, None, None
 
 
@@ -238,8 +240,8 @@ Mask = tuple[Tensor | None, Tensor | None]
 
 def _masks(q: Tensor, layout: WindowLayout, first: int, last: int, valid: Tensor | None) -> list[Mask]:
     """Of blocks `first` to `last` beside their windows, and beside the columns."""
-    whole = layout.visible(first, last, valid, Union(()), q.device)
-    columns, windows = whole.tensor_split([layout.columns], -1)
+    all_keys = layout.visible(first, last, valid, Union(()), q.device)
+    columns, windows = all_keys.tensor_split([layout.columns], -1)
     masks: list[Mask] = []
     for visible in [windows, columns] if layout.columns else [windows]:
         some = visible.any(-1, keepdim=True)
@@ -293,15 +295,15 @@ class _Chunk:
     ) -> None:
         self.first, self._layout = first, layout
         self._places = slice(first * layout.block, last * layout.block)
-        own = self._blocks(q)
-        self._shape = own.shape[3:5]
+        block_rows = self._blocks(q)
+        self._shape = block_rows.shape[3:5]
         windows = [layout.window(_streams(x, layout), first, last) for x in others]
-        self._parts = [_Part(own, windows[0], windows[1], masks[0])]
+        self._parts = [_Part(block_rows, windows[0], windows[1], masks[0])]
         if layout.columns:
-            streams = own.shape[2]
+            streams = block_rows.shape[2]
             keys, values = (x[:, :, None, None, : layout.columns].expand(-1, -1, streams, -1, -1, -1) for x in others)
             mask = (None if x is None else self._merged(x) for x in masks[1])
-            self._parts.append(_Part(self._merged(own), keys, values, (next(mask), next(mask))))
+            self._parts.append(_Part(self._merged(block_rows), keys, values, (next(mask), next(mask))))
 
     def attended(self, scale: float) -> tuple[Tensor, Tensor]:
         """The outputs (B, H, streams, blocks, c, V), zero where no key is seen, and the log-sum-exp (..., 1)."""
@@ -316,12 +318,12 @@ class _Chunk:
         """Of the queries in blocks, of keys and of values, by part, from those (B, H, T, ...) of the whole softmax."""
         d_heads, heads, log_sum = (upcast(self._blocks(x)) for x in (d_heads, heads, log_sum))
         first, *rest = self._parts
-        found = [first.gradients(d_heads, heads, log_sum, scale)]
+        gradients = [first.gradients(d_heads, heads, log_sum, scale)]
         for part in rest:
             d_heads, heads, log_sum = (self._merged(x) for x in (d_heads, heads, log_sum))
             d_q, *others = part.gradients(d_heads, heads, log_sum, scale)
-            found.append([d_q.view(*d_q.shape[:3], *self._shape, -1), *others])
-        return found
+            gradients.append([d_q.view(*d_q.shape[:3], *self._shape, -1), *others])
+        return gradients
 
     def _merged(self, x: Tensor) -> Tensor:
         """(B, H, streams, blocks, c, ...) as one block; what is alike for all blocks is repeated."""
@@ -329,12 +331,12 @@ class _Chunk:
 
     def _blocks(self, x: Tensor) -> Tensor:
         """(B, H, streams, blocks, c, ...) of x (B, H, T, ...)."""
-        own = _streams(x, self._layout)[:, :, :, self._places]
-        if missing := self._places.stop - self._places.start - own.shape[3]:
-            own = F.pad(own, (0, 0, 0, missing))
-        return own.unflatten(3, (-1, self._layout.block))
+        block_rows = _streams(x, self._layout)[:, :, :, self._places]
+        if missing := self._places.stop - self._places.start - block_rows.shape[3]:
+            block_rows = F.pad(block_rows, (0, 0, 0, missing))
+        return block_rows.unflatten(3, (-1, self._layout.block))
 
     def put(self, total: Tensor, blocks: Tensor) -> None:
         """Writes blocks (B, H, streams, blocks, c, ...) to where they belong in total (B, H, T, ...)."""
-        own = _streams(total, self._layout)[:, :, :, self._places]
-        own.copy_(blocks.flatten(3, 4)[:, :, :, : own.shape[3]])
+        block_rows = _streams(total, self._layout)[:, :, :, self._places]
+        block_rows.copy_(blocks.flatten(3, 4)[:, :, :, : block_rows.shape[3]])

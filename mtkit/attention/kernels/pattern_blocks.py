@@ -303,8 +303,8 @@ def windows(
     if width == step and not before:  # these do not overlap
         whole = F.pad(x, (0, 0, 0, behind)) if behind else x
         return whole.unflatten(-2, (-1, step)).split([last - first for first, last in spans], -3)
-    made: tuple[Tensor, ...] = _Windows.apply(x, spans, step, width, before)  # type: ignore[no-untyped-call]
-    return made
+    views: tuple[Tensor, ...] = _Windows.apply(x, spans, step, width, before)  # type: ignore[no-untyped-call]
+    return views
 
 
 class _Windows(torch.autograd.Function):

@@ -58,20 +58,20 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.step, ctx.chunk, ctx.sequences = step, chunk, sequences
         length = inputs[0].shape[-2]
-        last, before, outputs = [each.clone() for each in state], [], inputs[0].new_empty(0)
+        last, earlier_states, outputs = [each.clone() for each in state], [], inputs[0].new_empty(0)
         for part in _parts(inputs[0], state, chunk):
             if part.positions.start == 0:
                 now = [each[part.streams] for each in state]
             if any(ctx.needs_input_grad):
-                before += now
-            made, now = step(part, *_given(part, inputs, sequences), now)
+                earlier_states += now
+            output, now = step(part, *_given(part, inputs, sequences), now)
             if not len(outputs):
-                outputs = made.new_empty(len(inputs[0]), *made.shape[1:-2], length, made.shape[-1])
-            _at(outputs, part).copy_(made)
+                outputs = output.new_empty(len(inputs[0]), *output.shape[1:-2], length, output.shape[-1])
+            _at(outputs, part).copy_(output)
             if part.positions.stop >= length:
-                for each, own in zip(last, now, strict=True):
-                    each[part.streams] = own
-        ctx.save_for_backward(*inputs, *before)
+                for each, part_rows in zip(last, now, strict=True):
+                    each[part.streams] = part_rows
+        ctx.save_for_backward(*inputs, *earlier_states)
         return outputs, *last
 
     @staticmethod
@@ -84,28 +84,28 @@ class _Recurrence(torch.autograd.Function):
     def _gradients(ctx: Any, d_outputs: Tensor, d_last: tuple[Tensor, ...]) -> list[Tensor | None]:
         needed, states = ctx.needs_input_grad[4:], len(d_last)
         saved = ctx.saved_tensors  # read once: a checkpoint hands out what it recomputed a single time
-        inputs, before = saved[: len(needed)], saved[len(needed) :]
+        inputs, earlier_states = saved[: len(needed)], saved[len(needed) :]
         gradients = [torch.zeros_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
         length = d_outputs.shape[-2]
         for number, part in reversed(list(enumerate(_parts(inputs[0], d_last, ctx.chunk)))):
             if part.positions.stop >= length:
                 d_after: list[Tensor | None] = [each[part.streams] for each in d_last]
-            state = [x.detach().requires_grad_() for x in before[number * states : (number + 1) * states]]
-            given = [[x.detach() for x in each] for each in _given(part, inputs, ctx.sequences)]
-            wanted = [x.requires_grad_() for x, need in zip(chain(*given), needed, strict=True) if need]
+            state = [x.detach().requires_grad_() for x in earlier_states[number * states : (number + 1) * states]]
+            part_inputs = [[x.detach() for x in each] for each in _given(part, inputs, ctx.sequences)]
+            wanted = [x.requires_grad_() for x, need in zip(chain(*part_inputs), needed, strict=True) if need]
             with torch.enable_grad():
-                made, after = ctx.step(part, *given, state)
+                output, after = ctx.step(part, *part_inputs, state)
             ends = [
                 (x, d)
-                for x, d in zip((made, *after), (_at(d_outputs, part), *d_after), strict=True)
+                for x, d in zip((output, *after), (_at(d_outputs, part), *d_after), strict=True)
                 if x.requires_grad and d is not None
             ]
             made_ends, d_ends = zip(*ends, strict=True)
-            found = torch.autograd.grad(made_ends, [*wanted, *state], d_ends, allow_unused=True)
-            totals, d_after = _given(part, gradients, ctx.sequences), list(found[len(wanted) :])
-            for total, own in zip((x for x in chain(*totals) if x is not None), found, strict=False):
-                if own is not None:
-                    total.add_(own)
+            part_gradients = torch.autograd.grad(made_ends, [*wanted, *state], d_ends, allow_unused=True)
+            totals, d_after = _given(part, gradients, ctx.sequences), list(part_gradients[len(wanted) :])
+            for total, part_rows in zip((x for x in chain(*totals) if x is not None), part_gradients, strict=False):
+                if part_rows is not None:
+                    total.add_(part_rows)
         return gradients
 
 
@@ -123,8 +123,8 @@ def _parts(sequence: Tensor, state: Sequence[Tensor], chunk: int) -> list[Part]:
 
 def _given(part: Part, inputs: Sequence[Any], sequences: int) -> tuple[list[Any], list[Any]]:
     """The share of a part in sequences and constants; None stays None."""
-    own = [None if x is None else _at(x, part) for x in inputs[:sequences]]
-    return own, [None if x is None else x[part.streams] for x in inputs[sequences:]]
+    part_rows = [None if x is None else _at(x, part) for x in inputs[:sequences]]
+    return part_rows, [None if x is None else x[part.streams] for x in inputs[sequences:]]
 
 
 def _at(sequence: Tensor, part: Part) -> Tensor:

@@ -78,10 +78,10 @@ def read_prefixes(
     outputs = []
     for part in zip(scores.split(chunk, -1), *(x.split(chunk, -2) for x in (values, *rows)), strict=True):
         if torch.is_grad_enabled():
-            made = checkpoint(_read_part, read, log_sum, mean, *part, use_reentrant=False)
+            results = checkpoint(_read_part, read, log_sum, mean, *part, use_reentrant=False)
         else:
-            made = _read_part(read, log_sum, mean, *part)
-        output, log_sum, mean = made
+            results = _read_part(read, log_sum, mean, *part)
+        output, log_sum, mean = results
         outputs.append(output)
     return torch.cat(outputs, dim=-2)
 
@@ -99,8 +99,8 @@ def add_keys(state: State, scores: Tensor, values: Tensor) -> State:
     """
     with torch.autocast(scores.device.type, enabled=False):
         scores, values = upcast(scores), upcast(values)
-        own = (scores.softmax(-1).unsqueeze(-2) @ values).squeeze(-2)
-        log_sum, mean = join(state["log_sum"], state["mean"], scores.logsumexp(-1), own)
+        part_mean = (scores.softmax(-1).unsqueeze(-2) @ values).squeeze(-2)
+        log_sum, mean = join(state["log_sum"], state["mean"], scores.logsumexp(-1), part_mean)
     return {**state, "log_sum": log_sum, "mean": mean}
 
 
@@ -111,8 +111,8 @@ def _read_part(
     with torch.autocast(scores.device.type, enabled=False):
         s, v = upcast(scores), upcast(values)
         earlier = torch.ones(s.shape[-1], s.shape[-1], dtype=torch.bool, device=s.device).tril()
-        own = safe_softmax(s.unsqueeze(-2).expand(*s.shape[:-1], *earlier.shape), earlier) @ v
-        sums, means = join(log_sum.unsqueeze(-1), mean.unsqueeze(-2), s.logcumsumexp(-1), own)
+        part_mean = safe_softmax(s.unsqueeze(-2).expand(*s.shape[:-1], *earlier.shape), earlier) @ v
+        sums, means = join(log_sum.unsqueeze(-1), mean.unsqueeze(-2), s.logcumsumexp(-1), part_mean)
     return read(means, *rows), sums[..., -1], means[..., -1, :]
 
 

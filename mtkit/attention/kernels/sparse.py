@@ -146,8 +146,8 @@ def _attend_streams(
 
     def streams(x: Tensor) -> Tensor:
         """(B, H, T, K) as (B * streams, H, T / streams, K)."""
-        whole = F.pad(x, (0, 0, 0, rest)) if rest else x
-        return whole.unflatten(2, (steps, dilation)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+        padded = F.pad(x, (0, 0, 0, rest)) if rest else x
+        return padded.unflatten(2, (steps, dilation)).permute(0, 3, 1, 2, 4).flatten(0, 1)
 
     real = valid
     if not causal and (rest or valid is not None):
@@ -163,14 +163,14 @@ def _with_rows(
     heads: Tensor, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float, causal: bool, *how: Any
 ) -> Tensor:
     """The heads' outputs (B, H, T, V), with those of the queries that see all keys in place."""
-    given = k, v, scale, causal, *how
+    inputs = k, v, scale, causal, *how
     if rows := max((member.count for member in pattern.members if isinstance(member, Rows)), default=0):
-        heads = torch.cat([_attend_rows(q[:, :, :rows], *given), heads[:, :, rows:]], 2)
+        heads = torch.cat([_attend_rows(q[:, :, :rows], *inputs), heads[:, :, rows:]], 2)
     for member in pattern.members:
         if isinstance(member, LastRows):
             assert not causal, "the last rows of a causal segment are unknown before its end"
             place = member.rows(q.shape[2])[:, None, None].expand(len(q), -1, -1, -1)  # (B, 1, 1, rows)
-            own, column = _attend_rows(rows_at(q, place).squeeze(2), *given), place.transpose(-1, -2)
+            own, column = _attend_rows(rows_at(q, place).squeeze(2), *inputs), place.transpose(-1, -2)
             others = rows_at(heads, place).squeeze(2)
             own = own.where(column >= member.first.view(-1, 1, 1, 1), others)
             heads = heads.scatter(2, column.expand_as(own), own)
@@ -212,19 +212,19 @@ def _attend_parts(
     """The heads' outputs (B, H, T, V) over the members of the pattern, its rows excepted."""
     if k.shape[1] != v.shape[1]:
         k, v = (expand_heads(x, q.shape[1]) for x in (k, v))
-    given = q, k, v
+    inputs = q, k, v
     parts = _parts(pattern, q.shape[2], causal, valid, positions is not None)
     fusable = positions is None and not dropout and can_fuse(q, v)
     if len(parts) == 1:
         [(layout, lay)] = parts
         if fusable and isinstance(layout, WindowLayout) and windows_are_faster(q, layout):
-            return attend_windows(*given, layout, scale=scale, valid=valid)
-        return layout.join_blocks([_attend(each, scale, positions, dropout) for each in lay(*given)])
+            return attend_windows(*inputs, layout, scale=scale, valid=valid)
+        return layout.join_blocks([_attend(each, scale, positions, dropout) for each in lay(*inputs)])
     if fusable:
-        return attend_fused(*given, [partial(_fused_part, *part) for part in parts], scale=scale)
+        return attend_fused(*inputs, [partial(_fused_part, *part) for part in parts], scale=scale)
     attended = []
     for layout, lay in parts:
-        heads, sums = zip(*[_attend_part(each, scale, positions, dropout) for each in lay(*given)], strict=True)
+        heads, sums = zip(*[_attend_part(each, scale, positions, dropout) for each in lay(*inputs)], strict=True)
         attended.append((layout.join_blocks(list(heads)), layout.join_blocks(list(sums))))
     return join_parts(attended)[0]
 

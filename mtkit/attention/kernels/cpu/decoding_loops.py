@@ -169,19 +169,19 @@ def ordered(bits: np.int32) -> np.int32:
 @part
 def write_largest(sums: Floats, unit: np.float32, added: Floats, high: Floats) -> None:
     """Write the largest logit of each block; NaN counts as the largest or the least, by its sign."""
-    whole = len(sums) // LOGITS
-    for block in range(whole):
+    full_blocks = len(sums) // LOGITS
+    for block in range(full_blocks):
         some = sums[block * LOGITS : block * LOGITS + LOGITS]  # its places are seen not to count from the end
-        own = added[block * LOGITS : block * LOGITS + LOGITS]
+        block_bias = added[block * LOGITS : block * LOGITS + LOGITS]
         largest = LEAST
         for j in range(LOGITS):  # a loop of a length that is known is vectorised whole
-            largest = max(largest, ordered(bits_of(some[j] * unit + own[j])))
+            largest = max(largest, ordered(bits_of(some[j] * unit + block_bias[j])))
         high[block] = of_bits(ordered(largest))
-    if whole < len(high):
+    if full_blocks < len(high):
         largest = LEAST
-        for j in range(whole * LOGITS, len(sums)):
+        for j in range(full_blocks * LOGITS, len(sums)):
             largest = max(largest, ordered(bits_of(sums[j] * unit + added[j])))
-        high[whole] = of_bits(ordered(largest))
+        high[full_blocks] = of_bits(ordered(largest))
 
 
 @compiled(
@@ -224,10 +224,10 @@ def best_of_logits(
                 continue
             low, past = max(block * LOGITS, first), min((block + 1) * LOGITS, count)
             for j in range(low, past):
-                found = of_row[j] * unit + added[j] + less
-                if found > top[b, most - 1] and (j == end or not ends[b]):
+                score = of_row[j] * unit + added[j] + less
+                if score > top[b, most - 1] and (j == end or not ends[b]):
                     place = most - 1
-                    while place > 0 and top[b, place - 1] < found:
+                    while place > 0 and top[b, place - 1] < score:
                         top[b, place], index[b, place] = top[b, place - 1], index[b, place - 1]
                         place -= 1
-                    top[b, place], index[b, place] = found, n * count + j
+                    top[b, place], index[b, place] = score, n * count + j

@@ -58,9 +58,9 @@ class Int8Tiles:
         With `in_units` row m of the product is in units[m], and b is not added.
         """
         count = rows.shape[0]
-        whole, units = np.empty((count, self._width), dtype=np.uint8), np.empty(count, dtype=np.float32)
+        rounded, units = np.empty((count, self._width), dtype=np.uint8), np.empty(count, dtype=np.float32)
         out = torch.empty(count, self._outputs) if out is None else out
-        self._multiply(rows.float().contiguous().numpy(), in_units, whole, units, out.numpy())
+        self._multiply(rows.float().contiguous().numpy(), in_units, rounded, units, out.numpy())
         return out, units
 
 
@@ -174,8 +174,8 @@ class Float32:
         """x (..., I) to (..., O)."""
         rows = x.reshape(-1, x.shape[-1])
         wider = in_few_counts(rows, torch.float32)
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(wider, self._packed, self._bias, "none", [], "")
-        return found[: rows.shape[0]].view(*x.shape[:-1], self._weight.shape[0])
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(wider, self._packed, self._bias, "none", [], "")
+        return product[: rows.shape[0]].view(*x.shape[:-1], self._weight.shape[0])
 
     def of(self, rows: Tensor) -> "Float32":
         """The product with only these rows (K,) of W and b."""
@@ -255,12 +255,12 @@ def in_blocks(multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, ou
     *before, width = x.shape
     rows = x.reshape(-1, width)
     if rows.shape[0] <= BLOCK:
-        whole = multiply(rows, None)
+        output = multiply(rows, None)
     else:
-        whole = x.new_empty(rows.shape[0], outputs, dtype=torch.float32)
-        for part, out in zip(rows.split(BLOCK), whole.split(BLOCK), strict=True):
+        output = x.new_empty(rows.shape[0], outputs, dtype=torch.float32)
+        for part, out in zip(rows.split(BLOCK), output.split(BLOCK), strict=True):
             multiply(part, out)
-    return whole.view(*before, outputs)
+    return output.view(*before, outputs)
 
 
 def few_counts(count: int) -> int:
