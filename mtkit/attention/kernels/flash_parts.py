@@ -93,10 +93,8 @@ class _Fused(torch.autograd.Function):
         total: tuple[Tensor, ...] = ()
         with torch.autocast("cpu", enabled=False):
             for lay in ctx.lays:
-                block_rows = _gradients(lay, given, (d_heads.type_as(heads), heads, log_sum), ctx.scale)
-                total = (
-                    tuple(one + other for one, other in zip(total, block_rows, strict=True)) if total else block_rows
-                )
+                of_part = _gradients(lay, given, (d_heads.type_as(heads), heads, log_sum), ctx.scale)
+                total = tuple(map(torch.add, total, of_part)) if total else of_part
         return None, None, *total
 
 

@@ -107,6 +107,9 @@ class TileProvider:
     If so, queries are `RowIndex` of a matrix, and those that are not real have the number of rows as index.
     """
 
+    least = NOTHING_SEEN
+    """A query whose scores are all this low sees no key."""
+
     def __init__(self, scale: float, added: bool = False) -> None:
         """`scale` multiplies products of queries and keys; if `added`, a query gets the sum of its tiles' outputs."""
         self.scale, self.added = scale, added
@@ -148,7 +151,7 @@ class _TiledSoftmax(torch.autograd.Function):
         for tile in blocks.tiles(q, k, v, blocks.bias(q, learned)):
             top = tile.scores.amax(-1, keepdim=True)
             weights = tile.scores.sub_(top).exp2_()
-            mass, seen = weights.sum(-1, keepdim=True), top > NOTHING_SEEN
+            mass, seen = weights.sum(-1, keepdim=True), top > blocks.least
             if tile.real is not None:
                 seen &= tile.real
             output, log_sum = upcast(noise(weights).type_as(v) @ tile.v) * (seen / mass), top + mass.log2()
@@ -242,6 +245,8 @@ def _broadcast_slices(x: Tensor, ranges: Sequence[slice]) -> Tensor:
 
 
 class _BiasedBlocks(TileProvider):
+    least = -math.inf  # each query sees a key, however low its bias
+
     def bias(self, q: Tensor, learned: Sequence[Tensor]) -> _Bias:
         return _Bias(*learned)
 
