@@ -17,10 +17,8 @@ and is not passed. Where sums fade (`Gates`), the scales of earlier keys fade wi
 denominator; `floor` is its minimum size relative to the scale of the largest key, one number or one for each query,
 (B or 1, G or 1, T or 1, 1).
 
-Products of features over a long memory, part by part, so that the features of all positions are never held.
-
-The sums over keys are made from one part of the keys after the other, then read by one part of the queries after the
-other. The features of a part are computed where they are needed, and again in the backward pass.
+`attend_parts` sums over a long memory part by part, then reads the sums part by part, so that the features of all
+positions are never held; the backward pass recomputes them.
 """
 
 from collections.abc import Callable, Sequence

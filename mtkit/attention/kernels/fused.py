@@ -1,10 +1,8 @@
-"""Softmax attention over few keys in bfloat16 on the CPU, by batched products.
+"""Fused softmax attention by PyTorch, in the number type in which it is fastest.
 
-The fused kernel multiplies the matrices of each head and segment one by one, which for sentences takes longer than all
-else it does. Here they go through the batched products of the processor's bfloat16 units. Scores and their softmax are
-in float32; weights, and what the backward pass sums, are rounded to bfloat16 as factors of products.
-
-PyTorch's fused softmax attention, in the number type in which it is fast.
+In bfloat16 on the CPU the fused kernel multiplies the matrices of each head and segment one by one, which for sentences
+takes longer than all else it does. Over few keys, batched products by the processor's bfloat16 units replace it. Scores
+and their softmax are in float32; weights and gradients are rounded to bfloat16 as factors of products.
 """
 
 from functools import cache

@@ -1,8 +1,7 @@
 """A pattern in two dimensions: positions folded row by row into a grid, in which blocks of queries see what is near.
 
-A pattern over a grid as lists of keys next to rectangles of queries, for `attend_listed`.
-
-A rectangle is one block of the grid, several neighbours if blocks are small, or a part of one if they are large.
+For `attend_listed`, a grid is lists of keys next to rectangles of queries. A rectangle is one block of the grid, or
+several neighbours if blocks are small, or a part of one if they are large.
 """
 
 from collections.abc import Collection

@@ -1,11 +1,8 @@
-"""Recurrences over a sequence, part by part, in O(T) memory.
+"""Recurrences over a sequence, part by part, in O(T) memory, and products of queries with prefix sums within a part.
 
 A mechanism defines one part in differentiable operations: its outputs and the next state, from its inputs and the state
-before it. The inputs and the state before each part are kept for the backward pass, which computes all intermediate
-results again. Those of one part fit the cache of the processor. A sequence of one part is computed once: autograd keeps
-what it needs, which is no more than a part's.
-
-Products of queries with prefix sums, for one part of a sequence, given the sums before it.
+before it. The backward pass recomputes each part from its inputs and the state before it, which are kept; intermediate
+results of one part fit the processor's cache. A sequence of one part is computed once: autograd keeps what it needs.
 """
 
 from collections.abc import Callable, Sequence

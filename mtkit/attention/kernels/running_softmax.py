@@ -1,8 +1,7 @@
-"""One softmax over keys in several parts: the softmax of each part, joined by the log-sum-exp of the parts.
+"""One softmax over keys in several parts, joined by log-sum-exp, and over every prefix of the keys in linear time.
 
-The running softmax: the result of a query that is independent of position over every prefix, in linear time.
-
-The softmax over a prefix is kept as its mean and the log of its sum. Two of them over disjoint keys join exactly.
+The softmax over a prefix, for a query that is independent of position, is kept as its mean and the log of its sum.
+Two of them over disjoint keys join exactly.
 """
 
 from collections.abc import Callable, Sequence
