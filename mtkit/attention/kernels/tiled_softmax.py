@@ -107,6 +107,8 @@ class TileProvider:
     If so, queries are `RowIndex` of a matrix, and those that are not real have the number of rows as index.
     """
 
+    exclusive = False
+    """Whether each row of queries, keys and values is in exactly one tile, so that totals need no zeros."""
     least = NOTHING_SEEN
     """A query whose scores are all this low sees no key."""
 
@@ -144,7 +146,8 @@ class _TiledSoftmax(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.blocks, ctx.dropout, ctx.seed, ctx.learned = blocks, dropout, seed, len(learned)
         count, *others = q.shape[:-1]
-        heads = upcast(v).new_zeros(count + blocks.joined, *others, v.shape[-1])
+        shape = count + blocks.joined, *others, v.shape[-1]
+        heads = upcast(v).new_empty(shape) if blocks.exclusive else upcast(v).new_zeros(shape)
         joint = heads.new_full((count + 1 if blocks.joined else 0, 1), FAR)
         log_sums: list[Tensor] = []
         noise = seeded_dropout(dropout, seed, q.device)
@@ -185,7 +188,8 @@ class _TiledSoftmax(torch.autograd.Function):
         blocks: TileProvider = ctx.blocks
         q, k, v, heads, *saved = ctx.saved_tensors
         learned, log_sums = saved[: ctx.learned], saved[ctx.learned :]
-        d_q, d_k, d_v = (torch.zeros_like(upcast(x)) for x in (q, k, v))
+        room = torch.empty_like if blocks.exclusive else torch.zeros_like
+        d_q, d_k, d_v = (room(x, dtype=heads.dtype, memory_format=torch.contiguous_format) for x in (q, k, v))
         if blocks.joined:
             d_q, d_heads = (F.pad(x, (0, 0, 0, 1)) for x in (d_q, d_heads))
         bias = blocks.bias(q, learned)
@@ -245,6 +249,7 @@ def _broadcast_slices(x: Tensor, ranges: Sequence[slice]) -> Tensor:
 
 
 class _BiasedBlocks(TileProvider):
+    exclusive = True
     least = -math.inf  # each query sees a key, however low its bias
 
     def bias(self, q: Tensor, learned: Sequence[Tensor]) -> _Bias:
