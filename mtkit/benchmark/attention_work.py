@@ -45,15 +45,15 @@ def without_projections(attention: Attention) -> Attention:
 def training(attention: Attention, query: Tensor, memory: Tensor | None, gradient: Tensor) -> Callable[[], None]:
     """Return a function that runs forward and backward as in training, with gradients of inputs and weights."""
     attention.train()
-    inputs = [each.detach().requires_grad_() for each in (query, memory) if each is not None]
+    inputs = [tensor.detach().requires_grad_() for tensor in (query, memory) if tensor is not None]
 
     def work() -> None:
         attended = attention(*inputs)
         extra = [*attended.losses.values(), *([] if attended.log_prob is None else [attended.log_prob])]
-        extra = [each for each in extra if each.requires_grad]
+        extra = [tensor for tensor in extra if tensor.requires_grad]
         torch.autograd.backward([attended.output, *extra], [gradient, *map(torch.ones_like, extra)])
-        for each in (*inputs, *attention.parameters()):
-            each.grad = None
+        for tensor in (*inputs, *attention.parameters()):
+            tensor.grad = None
 
     return work
 

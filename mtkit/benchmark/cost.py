@@ -75,7 +75,7 @@ def predict_bytes(held: Mapping[int, float], length: int, growth: float) -> floa
     It grows as T^growth from the longest; with growth 2, as a T + b T^2 through the two longest, since much of it is
     linear.
     """
-    shorter = sorted(each for each in held if each <= length)
+    shorter = sorted(size for size in held if size <= length)
     if not shorter:
         return 0.0
     last = shorter[-1]

@@ -275,7 +275,7 @@ def _translate(decoder: Decoder, row: Measured, lines: Sequence[str]) -> None:
     time.sleep(REST)
     found, seconds = _timed(decoder, lines, row.beam, row.size)
     row.seconds.append(seconds)
-    row.texts, row.pieces = [each.text for each in found], sum(each.pieces for each in found)
+    row.texts, row.pieces = [decoded.text for decoded in found], sum(decoded.pieces for decoded in found)
 
 
 def _timed(decoder: Decoder, lines: Sequence[str], beam: int, size: int) -> tuple[list[Decoded], float]:

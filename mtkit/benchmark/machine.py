@@ -60,7 +60,7 @@ class Rate:
 
 def arithmetic_of(name: str) -> str:
     """Return the arithmetic that a precision's name begins with; float32 if it begins with none."""
-    return next((each for each in ARITHMETICS if name.startswith(each)), "float32")
+    return next((arithmetic for arithmetic in ARITHMETICS if name.startswith(arithmetic)), "float32")
 
 
 def product_rate(arithmetic: str, device: torch.device, sizes: Sequence[int]) -> Rate | None:
@@ -165,7 +165,7 @@ def decoding_operations(model: Network, segments: Sequence[tuple[int, int]], bea
     piece of the translation.
     """
     device, chosen = model.output_weight.device, spread(sorted(segments, key=sum))
-    return sum(_decode(model, *each, beam, device) for each in chosen) / len(chosen)
+    return sum(_decode(model, *lengths, beam, device) for lengths in chosen) / len(chosen)
 
 
 def spread(items: Sequence[T]) -> list[T]:

@@ -70,8 +70,8 @@ def attend(
     from mtkit.decoding.translator import Translator
     from mtkit.runs import find_run
 
-    found = find_run(run, name)
-    translator = Translator([found], found.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
+    chosen = find_run(run, name)
+    translator = Translator([chosen], chosen.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
     alignment = translator.align(source, target, direction=direction)
     if left_out := alignment.left_out():
         note(left_out)

@@ -201,10 +201,12 @@ def decode(
     programs = parse_names("--beside", beside)
     beams, sizes = parse_numbers("--beam", beam, MOST_HYPOTHESES), parse_numbers("--batch-tokens", batch_tokens)
     check_peers(programs, list(PACKAGES), "decode")
-    runs = list({one.folder.resolve(): one for one in find_runs(run, name)}.values())
-    for one in runs:
-        if len(one.directions) > 1:
-            raise MtkitError(f"{one.folder} translates {', '.join(one.directions)}; decode takes runs of one direction")
+    runs = list({chosen.folder.resolve(): chosen for chosen in find_runs(run, name)}.values())
+    for chosen in runs:
+        if len(chosen.directions) > 1:
+            raise MtkitError(
+                f"{chosen.folder} translates {', '.join(chosen.directions)}; decode takes runs of one direction"
+            )
 
     from mtkit.benchmark.decoding import as_object, bars, common_side, first_segments, measure_decoding, table
     from mtkit.benchmark.report import outputs, write
@@ -214,14 +216,14 @@ def decode(
     use_threads(threads)
     _note_if_busy()
     files = outputs(output, "decode")
-    folders = [data or one.recipe.data.folder for one in runs]
+    folders = [data or chosen.recipe.data.folder for chosen in runs]
     texts = first_segments(common_side([open_prepared(folder) for folder in dict.fromkeys(folders)], side), segments)
     where = str(find_device(device))
     candidates = []
-    for one, folder in zip(runs, folders, strict=True):
-        lexicons = [None, lexicon_for(one, folder, shortlist)] if shortlist else [None]
-        model, arithmetics = one.load_model(checkpoint, where), parse_names("--dtype", dtype)
-        candidates.append(_candidate(one, model, arithmetics, sizes, lexicons, programs, skip=len(runs) > 1))
+    for chosen, folder in zip(runs, folders, strict=True):
+        lexicons = [None, lexicon_for(chosen, folder, shortlist)] if shortlist else [None]
+        model, arithmetics = chosen.load_model(checkpoint, where), parse_names("--dtype", dtype)
+        candidates.append(_candidate(chosen, model, arithmetics, sizes, lexicons, programs, skip=len(runs) > 1))
     with steps("benchmark", "turn") as on_progress:
         measured = measure_decoding(candidates, texts, beams, repeats=repeats, on_progress=on_progress)
     typer.echo(table(measured))

@@ -45,6 +45,6 @@ def report(
     output = inside(Path(), "report.html") if output is None else output
     check_outputs([output])
     use_threads(threads)
-    runs = [*map(named_run, run or ()), *(find_run(name=one) for one in name or ())] or [find_run()]
+    runs = [*map(named_run, run or ()), *(find_run(name=chosen) for chosen in name or ())] or [find_run()]
     write_text(output, report_page(runs, side or (), through))
     typer.echo(str(output))

@@ -121,10 +121,10 @@ def score(
         )
         for side_name, files in sides
     ]
-    for message in dict.fromkeys(message for one in scored for message in one.notes):
+    for message in dict.fromkeys(message for scores in scored for message in scores.notes):
         note(message)
     if as_json:
-        objects = [side_object(one) for one in scored]
+        objects = [side_object(scores) for scores in scored]
         first = objects[0]["systems"][0]
         short = {key: first[key] for key in ("hypothesis", "references", "scores")}
         typer.echo(json_text({**short, "sides": objects}, indent=2, ensure_ascii=False))

@@ -207,8 +207,8 @@ def _draw_map(
     axes.set_yticks(range(len(down)), down, fontfamily=families, fontsize=size, parse_math=False)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
-    axes.set_xticks([each + 0.5 for each in range(len(across) - 1)], minor=True)
-    axes.set_yticks([each + 0.5 for each in range(len(down) - 1)], minor=True)
+    axes.set_xticks([place + 0.5 for place in range(len(across) - 1)], minor=True)
+    axes.set_yticks([place + 0.5 for place in range(len(down) - 1)], minor=True)
     axes.grid(which="minor", color="#dddddd", linewidth=0.6)
     axes.tick_params(which="minor", length=0)
 
@@ -263,4 +263,4 @@ def _save(figure: Any, path: Path) -> bool:
     with warnings.catch_warnings(record=True) as caught, writing(path) as temporary:
         warnings.simplefilter("always")
         FigureCanvasAgg(figure).print_png(str(temporary))
-    return not any("missing from" in str(each.message) for each in caught)
+    return not any("missing from" in str(warning.message) for warning in caught)

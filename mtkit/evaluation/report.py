@@ -74,7 +74,7 @@ def score_side(
     rows = []
     if texts.sources is not None:
         for hypotheses, system in zip(texts.hypotheses, systems, strict=True):
-            known = [each for each in system if each.name == "BLEU"]
+            known = [of_metric for of_metric in system if of_metric.name == "BLEU"]
             (ratio,) = known or gather(bleu, hypotheses, texts.references, kinds=kinds, progress=progress)
             rows.append(by_length(texts.sources, system, ratio))
     by_direction = {}
@@ -82,9 +82,9 @@ def score_side(
         all_directions = np.array(texts.directions)
         for direction in dict.fromkeys(texts.directions):
             picked = all_directions == direction
-            part = [[each.of(picked) for each in system] for system in systems]
+            part = [[of_metric.of(picked) for of_metric in system] for system in systems]
             by_direction[direction] = int(picked.sum()), compare_systems(part, tests=tests, progress=progress)
-    lines_by_path = {str(each.hypothesis): lines for each, lines in zip(files, texts.hypotheses, strict=True)}
+    lines_by_path = {str(file.hypothesis): lines for file, lines in zip(files, texts.hypotheses, strict=True)}
     lines_by_path |= {str(path): lines for path, lines in zip(files[0].references, texts.references, strict=True)}
     overall = compare_systems(systems, tests=tests, progress=progress)
     has_bleu = any(name == "BLEU" for name, _ in chosen)
@@ -102,9 +102,9 @@ def score_side(
             "words; name the language (--target-language zh) or the tokenizer (--tokenize zh)"
         )
     else:
-        for each, scores, hypotheses in zip(files, overall.scores, texts.hypotheses, strict=True):
+        for file, scores, hypotheses in zip(files, overall.scores, texts.hypotheses, strict=True):
             warning = doubt(scores, hypotheses, texts.references)
-            notes.append(warning and f"{each.hypothesis}: {warning}")
+            notes.append(warning and f"{file.hypothesis}: {warning}")
     return SideScores(
         name,
         list(files),

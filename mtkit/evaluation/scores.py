@@ -255,12 +255,18 @@ def with_intervals(
     there are no intervals, and the second list is empty.
     """
     if bootstrap < 2:
-        return [[score_of(each) for each in system] for system in systems], []
+        return [[score_of(statistics) for statistics in system] for system in systems], []
     resampled = resample(systems, bootstrap, progress=progress)
-    for metric in (metric for system in systems for each in system if each.name != "exact" for metric in each.metrics):
+    for metric in (
+        metric
+        for system in systems
+        for statistics in system
+        if statistics.name != "exact"
+        for metric in statistics.metrics
+    ):
         metric.n_bootstrap, metric.seed = bootstrap, str(seed()).lower()
     scores = [
-        [score_of(*each) for each in zip(system, samples, strict=True)]
+        [score_of(*statistics) for statistics in zip(system, samples, strict=True)]
         for system, samples in zip(systems, resampled, strict=True)
     ]
     return scores, resampled

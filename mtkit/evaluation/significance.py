@@ -106,5 +106,5 @@ def p_value(chances: Numbers, distance: float) -> float:
 
 def _bootstrap_p(baseline: Sequence[Any], system: Sequence[Any], distance: float) -> float:
     """Return the p-value of `distance` under the resamples' score distances, centred at their mean."""
-    apart = np.abs(np.array([each.score for each in system]) - np.array([each.score for each in baseline]))
+    apart = np.abs(np.array([score.score for score in system]) - np.array([score.score for score in baseline]))
     return p_value(apart - apart.mean(), distance)

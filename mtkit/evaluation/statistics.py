@@ -98,10 +98,10 @@ def gather(
         rows: list[Numbers] = []
         for block in progress(blocks, name, len(blocks)):
             # the sacrebleu command removes spaces at line ends too
-            given = [[reference[line].rstrip() for line in block] for reference in references]
+            block_references = [[reference[line].rstrip() for line in block] for reference in references]
             stripped = [hypotheses[line].rstrip() for line in block]
             metric = ways[kinds[block[0]]]
-            rows.append(np.array(metric._extract_corpus_statistics(stripped, given), dtype=np.float64))
+            rows.append(np.array(metric._extract_corpus_statistics(stripped, block_references), dtype=np.float64))
         in_order = np.concatenate(rows)
         in_order[order] = in_order.copy()
         statistics.append(Statistics(name, ways, in_order, kinds))
@@ -122,11 +122,11 @@ def resample(
     blocks = _blocks(resamples, segments, 1)
     for size in progress(blocks, "bootstrap", len(blocks)):
         drawn = generator.integers(0, segments, size=(size, segments))
-        counts = np.stack([np.bincount(each, minlength=segments) for each in drawn]).astype(np.float64)
+        counts = np.stack([np.bincount(indices, minlength=segments) for indices in drawn]).astype(np.float64)
         for system, found in zip(systems, scores, strict=True):
             for statistics, results in zip(system, found, strict=True):
                 sums = (counts @ statistics.rows).astype(np.float32)
-                results += [statistics.metric._compute_score_from_stats(each) for each in sums]
+                results += [statistics.metric._compute_score_from_stats(row) for row in sums]
     return scores
 
 
@@ -147,7 +147,7 @@ def shuffle(
     scores: list[list[list[float]]] = [[[] for _ in system] for system in systems]
     # a trial moves the summed differences of the swapped segments from one system to the other
     gaps = [[one.rows - other.rows for one, other in zip(baseline, system, strict=True)] for system in systems]
-    sums = [[each.rows.sum(axis=0) for each in system] for system in (baseline, *systems)]
+    sums = [[of_metric.rows.sum(axis=0) for of_metric in system] for system in (baseline, *systems)]
     blocks = _blocks(trials, segments, WORD)
     for size in progress(blocks, "randomisation", len(blocks)):
         swapped = generator.integers(2, size=(size, segments), dtype=np.bool_)
@@ -159,7 +159,7 @@ def shuffle(
                 distances[number] += [
                     abs(compute(a).score - compute(b).score) for a, b in zip(one.tolist(), other.tolist(), strict=True)
                 ]
-    return [[np.array(each) for each in system] for system in scores]
+    return [[np.array(values) for values in system] for system in scores]
 
 
 def seed() -> int | None:
@@ -215,7 +215,7 @@ def by_length(sources: Sequence[str], statistics: Sequence[Statistics], bleu: St
     """
     lengths = np.array([len(words(source)) for source in sources])
     rows = []
-    for least, most in [(0, 0), *zip([1, *(each + 1 for each in UPPER)], [*UPPER, None], strict=True)]:
+    for least, most in [(0, 0), *zip([1, *(upper + 1 for upper in UPPER)], [*UPPER, None], strict=True)]:
         in_bucket = lengths >= least if most is None else (lengths >= least) & (lengths <= most)
         if segments := int(in_bucket.sum()):
             scores = {statistic.name: float(statistic.result(in_bucket).score) for statistic in statistics}

@@ -157,9 +157,9 @@ def _beside(hypothesis: Path, path: Path | None, lines: int) -> list[str] | None
     """Read a file with one line per segment; None without a path. Raises: DataError if it has more or fewer lines."""
     if path is None:
         return None
-    found = list(Lines(path))
-    check_counts(lines, [len(found)], [str(hypothesis), str(path)])
-    return found
+    contents = list(Lines(path))
+    check_counts(lines, [len(contents)], [str(hypothesis), str(path)])
+    return contents
 
 
 def _same(firsts: Sequence[Path], others: Sequence[Path]) -> None:

@@ -49,7 +49,7 @@ class Checked:
     @property
     def kept(self) -> bool:
         """Whether all promises were kept."""
-        return all(each.kept(score) for each, score in self.promises)
+        return all(promised.kept(score) for promised, score in self.promises)
 
 
 def check(
@@ -88,7 +88,7 @@ def check(
     for note in dict.fromkeys(note for side in sides for note in side.notes):
         say(f"note: {note}")
     scores = {(side.name, score.name): score.value for side in sides for score in side.overall.scores[0]}
-    checked = Checked(head, sides, [(each, scores[each.side, each.metric]) for each in wanted])
+    checked = Checked(head, sides, [(promised, scores[promised.side, promised.metric]) for promised in wanted])
     write_json(record, _as_object(checked, recipe))
     return checked
 
@@ -96,14 +96,14 @@ def check(
 def _wanted(head: Head, recipe: Recipe, sides: Sequence[str]) -> list[Promise]:
     """Return the promises that apply. Raises: MtkitError for a promise with an unknown side or metric."""
     promises = [promise(text) for text in recipe.promises]
-    for each in promises:
-        if each.side not in sides:
+    for promised in promises:
+        if promised.side not in sides:
             raise RecipeError(
-                f"recipe {head.name} promises '{each.text}', but it has the sides: {', '.join(sides)}; "
+                f"recipe {head.name} promises '{promised.text}', but it has the sides: {', '.join(sides)}; "
                 "change that promise, or take it out"
             )
     due = due_after(promises, recipe.training.max_minutes)
-    return [replace(each, metric=metric_names([each.metric])[0]) for each in due]
+    return [replace(promised, metric=metric_names([promised.metric])[0]) for promised in due]
 
 
 def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[str]:
@@ -120,7 +120,7 @@ def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[s
         if _record(run, name).items() >= {**translator.about, "by_documents": together}.items():
             continue
         found, speed, path = translate_side(translator, side, joined=True, say=say)
-        numbers, counts = speed.numbers(), unusual([each for each, *_ in found])
+        numbers, counts = speed.numbers(), unusual([best for best, *_ in found])
         say(f"{name}: {len(found):,} segments in {numbers['seconds']:.1f} s, {translator.about['checkpoint']}: {path}")
         if counts["joined"]:
             say(f"{name}: {counts['joined']:,} lines were joined; {counts['fell_back']:,} of them did not split again")
@@ -154,7 +154,8 @@ def _as_object(checked: Checked, recipe: Recipe) -> dict[str, Any]:
     return {
         "recipe": checked.head.name,
         "promises": [
-            {"promise": each.text, "score": score, "kept": each.kept(score)} for each, score in checked.promises
+            {"promise": promised.text, "score": score, "kept": promised.kept(score)}
+            for promised, score in checked.promises
         ],
         "sides": [side_object(side) for side in checked.sides],
         "settings": recipe.model_dump(mode="json"),

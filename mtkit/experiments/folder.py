@@ -168,8 +168,8 @@ class Folder:
         loaded = (_read(path) for path in sorted((self.path / "results").glob("*.json")))
         options = self.settings()["attentions"] if self._settings_path.exists() else {}
         return sorted(
-            ({**each, "options": options.get(each["attention"], {})} for each in loaded if each is not None),
-            key=lambda each: -each["bleu"]["value"] if "bleu" in each else 1,
+            ({**result, "options": options.get(result["attention"], {})} for result in loaded if result is not None),
+            key=lambda result: -result["bleu"]["value"] if "bleu" in result else 1,
         )
 
     def keep(self, name: str, **result: Any) -> None:
@@ -193,7 +193,7 @@ class Folder:
 
 
 def _changed(previous: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    old, new = ({**each, "recipe": {**each["recipe"], "data": None}} for each in (previous, now))
+    old, new = ({**settings, "recipe": {**settings["recipe"], "data": None}} for settings in (previous, now))
     # mechanisms may be added; the options of the others must be the same
     old["attentions"] = {name: old["attentions"].get(name, new["attentions"][name]) for name in new["attentions"]}
     same_data = old.pop("data") == new.pop("data")

@@ -110,19 +110,19 @@ def draw_scatter(results: Results, path: Path) -> None:
     from matplotlib.figure import Figure
 
     scored = [result for result in results if "bleu" in result]
-    families = [mechanisms()[each["attention"]].family for each in scored]
+    families = [mechanisms()[entry["attention"]].family for entry in scored]
     figure = Figure(figsize=(11, 8.5), dpi=DPI, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
-    speeds = [each["decoding"]["tokens_per_second"] for each in scored]
-    scores = [each["bleu"]["value"] for each in scored]
+    speeds = [entry["decoding"]["tokens_per_second"] for entry in scored]
+    scores = [entry["bleu"]["value"] for entry in scored]
     for family, color in COLORS.items():
-        chosen = [place for place, each in enumerate(families) if each == family]
+        chosen = [place for place, member in enumerate(families) if member == family]
         if chosen:
             places = [speeds[place] for place in chosen], [scores[place] for place in chosen]
             axes.scatter(*places, s=(2 * DOT) ** 2, color=color, label=family, alpha=0.9, linewidths=0)
     # most scores are close to the best, so the axis is logarithmic in the distance to BEST
-    axes.set_yscale("function", functions=(_missing, lambda each: BEST - np.exp(-each)))
+    axes.set_yscale("function", functions=(_missing, lambda missing: BEST - np.exp(-missing)))
     axes.set_xlabel("decoding speed, target tokens/s")
     axes.set_ylabel("BLEU")
     axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -133,12 +133,12 @@ def draw_scatter(results: Results, path: Path) -> None:
     if scored:
         figure.legend(loc="outside upper center", ncols=len(COLORS), frameon=False)  # outside: a dot may be anywhere
         low, high = axes.get_ylim()
-        inside = [each for each in TICKS if low < each < high]
+        inside = [tick for tick in TICKS if low < tick < high]
         if len(inside) > 3:
             axes.set_yticks(inside)
     canvas.draw()  # fixes the layout, so that pixel positions are final
     figure.set_layout_engine("none")
-    texts = [axes.text(0, 0, row_name(each), fontsize=8) for each in scored]
+    texts = [axes.text(0, 0, row_name(entry), fontsize=8) for entry in scored]
     sizes = [(box.width, box.height) for box in (text.get_window_extent() for text in texts)]
     pixels = (axes.transData.transform(pair) for pair in zip(speeds, scores, strict=True))
     dots = [(float(x), float(y)) for x, y in pixels]

@@ -73,8 +73,8 @@ def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     flat = [
         _flat(run.recipe.model_dump(mode="json", exclude={"training"} if imported_from(run) else None)) for run in runs
     ]
-    names = list(dict.fromkeys(name for each in flat for name in each))
-    rows = [(name, [each.get(name, "") for each in flat]) for name in names]
+    names = list(dict.fromkeys(name for settings in flat for name in settings))
+    rows = [(name, [settings.get(name, "") for settings in flat]) for name in names]
     return [(name, values) for name, values in rows if len(runs) == 1 or len(set(values)) > 1]
 
 

@@ -84,4 +84,4 @@ class CTranslate2:
             use_vmap=self.shortlist > 0,
         )
         pieces = [list(map(piece, result.hypotheses[0])) for result in results]
-        return [Decoded(self._tokenizers.target.decode(each), len(each) + 1) for each in pieces]
+        return [Decoded(self._tokenizers.target.decode(line), len(line) + 1) for line in pieces]
