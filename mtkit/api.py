@@ -151,8 +151,8 @@ def load(
     Raises: RunError if the run does not exist or is damaged; MtkitError if the device, dtype or engine is not
     available.
     """
-    found = named_run(Path(run)) if isinstance(run, str) else find_run(run)
-    return LoadedRun(Translator([found], checkpoint=checkpoint, device=device, dtype=dtype, engine=engine))
+    opened = named_run(Path(run)) if isinstance(run, str) else find_run(run)
+    return LoadedRun(Translator([opened], checkpoint=checkpoint, device=device, dtype=dtype, engine=engine))
 
 
 def prepare(

@@ -307,16 +307,16 @@ TYPES = {int: "a whole number", float: "a number", str: "a word", bool: "true or
 def _rules(hint: Any) -> list[str]:
     rules: list[str] = []
     for kind, limits in _kinds(hint):
-        plain = "a list of such, one for each layer" if get_origin(kind) is Sequence else TYPES.get(kind, "")
-        rules += [limit.rule(TYPES.get(kind, "")) for limit in limits] or [plain]
+        base = "a list of such, one for each layer" if get_origin(kind) is Sequence else TYPES.get(kind, "")
+        rules += [limit.rule(TYPES.get(kind, "")) for limit in limits] or [base]
     return rules
 
 
 def _extremes(hint: Any) -> list[Any]:
     values: list[Any] = []
     for kind, limits in _kinds(hint):
-        plain = [False, True] if kind is bool else [None] if kind is NoneType else []
-        values += [value for limit in limits for value in limit.extremes(kind)] if limits else plain
+        choices = [False, True] if kind is bool else [None] if kind is NoneType else []
+        values += [value for limit in limits for value in limit.extremes(kind)] if limits else choices
     return values
 
 

@@ -100,15 +100,15 @@ class Resegmentation:
         return side.with_tokens(rows, *drawn)
 
     def _draw(self, sampler: Sampler, tokens: Tokens, rows: np.ndarray, keys: np.ndarray) -> Tokens:
-        plain = tokens.take(rows)
-        drawn = sampler.rows(plain, keys)
+        rest = tokens.take(rows)
+        drawn = sampler.rows(rest, keys)
         fits = drawn.lengths < self._longest
-        starts = [np.cumsum(part.lengths, dtype=np.int64) - part.lengths for part in (drawn, plain)]
+        starts = [np.cumsum(part.lengths, dtype=np.int64) - part.lengths for part in (drawn, rest)]
         return Tokens(
             # at least one element: padding is gathered from some place
-            np.concatenate([drawn.flat, plain.flat, np.zeros(1, dtype=np.int32)]),
+            np.concatenate([drawn.flat, rest.flat, np.zeros(1, dtype=np.int32)]),
             np.where(fits, starts[0], len(drawn.flat) + starts[1]),
-            np.where(fits, drawn.lengths, plain.lengths),
+            np.where(fits, drawn.lengths, rest.lengths),
         )
 
 

@@ -155,7 +155,9 @@ class SideWriter:
                 writer.write_batch(part)
                 rows += part.num_rows
         directions = map(self._settings.direction_of, self._corpora)
-        corpora = [{"direction": each, **vars(count)} for each, count in zip(directions, self._counts, strict=True)]
+        corpora = [
+            {"direction": direction, **vars(count)} for direction, count in zip(directions, self._counts, strict=True)
+        ]
         use = {"use": self._piece_use()} if self._training else {}
         return {"rows": rows, **total(self._counts), "corpora": corpora, **use}
 

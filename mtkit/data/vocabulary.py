@@ -86,13 +86,15 @@ class TextSample:
         Blocks are read of plain text beyond 64 MiB. Raises: DataError as `read_corpus`.
         """
         files = [plain_files(corpus) for corpus in corpora]
-        plain = [paths[:2] for paths in files if paths is not None]  # without document ids
-        size = sum(path.stat().st_size for paths in plain for path in paths)
-        if len(plain) < len(files) or size <= _BYTES:
+        text_files = [paths[:2] for paths in files if paths is not None]  # without document ids
+        size = sum(path.stat().st_size for paths in text_files for path in paths)
+        if len(text_files) < len(files) or size <= _BYTES:
             return [self._read_all(corpus, progress) for corpus in corpora]
         self._files = [self._file(), self._file()]
         every = next(2**power for power in count() if size <= _BYTES * 2**power)
-        for corpus, paths in progress(list(zip(corpora, plain, strict=True)), "reading for the tokenizer", len(plain)):
+        for corpus, paths in progress(
+            list(zip(corpora, text_files, strict=True)), "reading for the tokenizer", len(text_files)
+        ):
             try:
                 for file, path in zip(self._files, paths, strict=True):
                     file.writelines(f"{line}\n" for span in _blocks(path, every) for line in Lines(path, span=span))

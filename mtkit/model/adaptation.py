@@ -139,10 +139,10 @@ class AdaptedLinear(nn.Linear):
 
     def merged(self) -> nn.Linear:
         """An equivalent plain layer."""
-        plain = nn.Linear(self.in_features, self.out_features, device="meta")
+        linear = nn.Linear(self.in_features, self.out_features, device="meta")
         weight = _merged(self.weight.detach(), self.lora_a.detach(), self.lora_b.detach(), self.scale)
-        plain.weight, plain.bias = nn.Parameter(weight, requires_grad=False), self.bias
-        return plain
+        linear.weight, linear.bias = nn.Parameter(weight, requires_grad=False), self.bias
+        return linear
 
 
 def scale_of(settings: LoraSettings) -> float:
@@ -166,13 +166,13 @@ def adapt(model: Network, settings: LoraSettings, seed: int) -> None:
 
 def merged_weights(weights: Mapping[str, Tensor], settings: LoraSettings) -> dict[str, Tensor]:
     """Convert the state_dict of an adapted model to a plain one: W0 + (alpha / r) B A instead of W0."""
-    plain = {name: value for name, value in weights.items() if not name.endswith((".lora_a", ".lora_b"))}
+    base = {name: value for name, value in weights.items() if not name.endswith((".lora_a", ".lora_b"))}
     for name, a in weights.items():
         layer, _, last = name.rpartition(".")
-        if last == "lora_a" and f"{layer}.weight" in plain and f"{layer}.lora_b" in weights:
-            weight = plain[f"{layer}.weight"]
-            plain[f"{layer}.weight"] = _merged(weight, a, weights[f"{layer}.lora_b"], scale_of(settings))
-    return plain
+        if last == "lora_a" and f"{layer}.weight" in base and f"{layer}.lora_b" in weights:
+            weight = base[f"{layer}.weight"]
+            base[f"{layer}.weight"] = _merged(weight, a, weights[f"{layer}.lora_b"], scale_of(settings))
+    return base
 
 
 @contextmanager
@@ -184,10 +184,10 @@ def merged_in_place(model: nn.Module) -> Iterator[None]:
         for name, child in holder.named_children()
         if isinstance(child, AdaptedLinear)
     ]
-    plain = {child: child.merged() for child in dict.fromkeys(child for *_, child in places)}
+    merged = {child: child.merged() for child in dict.fromkeys(child for *_, child in places)}
     try:
         for holder, name, child in places:
-            setattr(holder, name, plain[child].train(child.training))
+            setattr(holder, name, merged[child].train(child.training))
         yield
     finally:
         for holder, name, child in places:

@@ -56,9 +56,9 @@ class Words:
             np.array([0 if self.fixed[piece] else characters[text[end]] for piece, text in enumerate(self._texts)])
             for end in (0, -1)
         )
-        neighbours = {(characters[one], characters[two]) for text in self.numbers for one, two in pairwise(text)}
+        neighbours = {(characters[left], characters[right]) for text in self.numbers for left, right in pairwise(text)}
         self._base = len(characters) + 1
-        self._neighbours = np.array(sorted(one * self._base + two for one, two in neighbours), dtype=np.int64)
+        self._neighbours = np.array(sorted(left * self._base + right for left, right in neighbours), dtype=np.int64)
 
     def text(self, word: bytes) -> str:
         """Return the characters of a word."""

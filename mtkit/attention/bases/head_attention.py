@@ -91,10 +91,10 @@ class HeadAttention(Attention):
         On a GPU, whose kernels are short beside the time to start them, and in decoding
         (`mtkit.model.decoding_products`), one product computes all of them.
         """
-        if tokens.device.type != "cuda" or len(maps) == 1 or any(type(each) is not nn.Linear for each in maps):
-            return [each(tokens) for each in maps]
-        weight, bias = torch.cat([each.weight for each in maps]), torch.cat([each.bias for each in maps])
-        return F.linear(tokens, weight, bias).split([each.out_features for each in maps], dim=-1)
+        if tokens.device.type != "cuda" or len(maps) == 1 or any(type(linear) is not nn.Linear for linear in maps):
+            return [linear(tokens) for linear in maps]
+        weight, bias = torch.cat([linear.weight for linear in maps]), torch.cat([linear.bias for linear in maps])
+        return F.linear(tokens, weight, bias).split([linear.out_features for linear in maps], dim=-1)
 
     def merge_heads(self, heads: Tensor) -> Tensor:
         """The output (B, T, D) of the layer from the heads' outputs (B, H, T, V)."""
@@ -146,9 +146,9 @@ class HeadAttention(Attention):
     def adopt_copies(self, full_state: Mapping[str, Tensor], firsts: Mapping[str, str]) -> None:
         """Second projections, by name, become copies of their firsts where the state has none of their shape."""
         for name, first in firsts.items():
-            own, given = getattr(self, name), full_state.get(f"{name}.weight")
-            if given is None or given.shape != own.weight.shape:
-                own.load_state_dict(getattr(self, first).state_dict())
+            linear, full = getattr(self, name), full_state.get(f"{name}.weight")
+            if full is None or full.shape != linear.weight.shape:
+                linear.load_state_dict(getattr(self, first).state_dict())
 
     def _rotated(self, x: Tensor, position: Tensor | None) -> Tensor:
         if self.positions is None:

@@ -136,8 +136,8 @@ class PatternGroup(HeadGroup):
         first, window = self.pattern.kept
         state = append(state, window=window, first=first, keys=k, values=v)
         keys, values = (written(state, name, window=window, first=first) for name in ("keys", "values"))
-        asked = positions is not None or need_weights  # otherwise positions are not needed
-        where, place, visible = self._seen(t, keys.shape[3], asked, q.device)
+        with_positions = positions is not None or need_weights  # otherwise positions are not needed
+        where, place, visible = self._seen(t, keys.shape[3], with_positions, q.device)
         if place is not None:
             keys, values = (picked(x, place) for x in (keys, values))
         heads, weights = attend_step(
@@ -167,18 +167,18 @@ class PatternGroup(HeadGroup):
             keys = keys_of_block(self.pattern, size, t // size, device)  # whole blocks, so that no key was given up
             if keys is None:
                 return torch.arange(t + 1, device=device) if asked else None, None, None
-            position, there = (x if x.dim() == 1 else x.unsqueeze(0) for x in keys)
+            position, exists = (x if x.dim() == 1 else x.unsqueeze(0) for x in keys)
             place = position.clamp(0, t)
-            return place, place, (there & (position <= t)).view(1, 1, -1, place.shape[-1])
+            return place, place, (exists & (position <= t)).view(1, 1, -1, place.shape[-1])
         first, window = self.pattern.kept
         seen, visible = self.pattern.keys(range(t, t + 1), t + 1), None
-        most = max(len(each) for each in seen)
+        longest = max(len(positions) for positions in seen)
         if len(seen) > 1:  # a list for each head, filled up with the newest token
-            there = torch.arange(most) < torch.tensor([[len(each)] for each in seen])
-            visible = to_device(there.view(1, 1, *there.shape), device)
-            seen = [[*each, *[t] * (most - len(each))] for each in seen]
-        if len(seen) > 1 or most < kept:
-            index = _on([[ring_place(position, window, first) for position in each] for each in seen], device)
+            exists = torch.arange(longest) < torch.tensor([[len(positions)] for positions in seen])
+            visible = to_device(exists.view(1, 1, *exists.shape), device)
+            seen = [[*positions, *[t] * (longest - len(positions))] for positions in seen]
+        if len(seen) > 1 or longest < kept:
+            index = _on([[ring_place(position, window, first) for position in positions] for positions in seen], device)
             return _on(seen, device) if asked else None, index, visible
         by_place = sorted(seen[0], key=lambda position: ring_place(position, window, first)) if asked else []
         return _on([by_place], device) if asked else None, None, visible
@@ -186,7 +186,7 @@ class PatternGroup(HeadGroup):
 
 def _on(lists: Sequence[Collection[int]], device: torch.device) -> Tensor:
     """Lists of positions or places as a tensor: (L,) if one serves all heads, else (1, h, L)."""
-    index = to_device(torch.tensor([list(each) for each in lists], dtype=torch.long), device)
+    index = to_device(torch.tensor([list(positions) for positions in lists], dtype=torch.long), device)
     return index.squeeze(0) if len(lists) == 1 else index.unsqueeze(0)
 
 
@@ -294,12 +294,12 @@ class PatternAttention(HeadAttention):
         t = state["count"]
         here = torch.full((1,), t, device=query.device) if self.positions is not None else None
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        own = [x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.queries_keys_values(rows, here)]
+        projected = [x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.queries_keys_values(rows, here)]
         outputs, states = [], []
         for group, before in zip(self.groups, state["groups"], strict=True):
             heads, weights, after = group.step(
                 before,
-                *group.of(*own, axis=2),
+                *group.of(*projected, axis=2),
                 scale=self.scale,
                 positions=self.by_position,
                 need_weights=need_weights,

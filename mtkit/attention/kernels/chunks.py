@@ -50,18 +50,18 @@ def in_blocks(group: Tensor, groups: int, size: int) -> GroupedBlocks:
     The number of blocks is the most that T positions can need, so that it is independent of the groups.
     """
     length = group.shape[-1]
-    kept = group < groups
+    in_groups = group < groups
     counts = torch.zeros(*group.shape[:-1], groups + 1, dtype=torch.long, device=group.device)
     counts = counts.scatter_add(-1, group, torch.ones_like(group))[..., :groups]
     needed = (counts + size - 1) // size
     first = needed.cumsum(-1) - needed
     blocks = (length + min(groups, length) * (size - 1)) // size
     slot = first.gather(-1, group.clamp(max=groups - 1)) * size + rank_in_group(group)
-    place = torch.where(kept, slot, blocks * size)  # one place behind all, for those left out
+    place = torch.where(in_groups, slot, blocks * size)  # one place behind all, for those left out
     position = torch.arange(length, device=group.device).expand_as(group)
     members = position.new_full((*group.shape[:-1], blocks * size + 1), -1).scatter(-1, place, position)
     members = members[..., :-1].unflatten(-1, (blocks, size))
-    return GroupedBlocks(slot.masked_fill(~kept, 0), members.clamp(min=0), members >= 0, first)
+    return GroupedBlocks(slot.masked_fill(~in_groups, 0), members.clamp(min=0), members >= 0, first)
 
 
 def rows_at(x: Tensor, position: Tensor) -> Tensor:
@@ -228,11 +228,11 @@ def _attend_short(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Tensor, *, scale: float, shared: bool, dropout: float
 ) -> Tensor:
     """`attend_in_chunks` for sequences that are short relative to the chunks; real (B, H, T) marks real queries."""
-    own = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)
+    diagonal = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)
     if shared:
-        visible = others_first(visible, own)
+        visible = others_first(visible, diagonal)
     some = visible.any(-1, keepdim=True)
-    heads = fused_attention(q, k, v, mask=visible | own & ~some, dropout=dropout, scale=scale)
+    heads = fused_attention(q, k, v, mask=visible | diagonal & ~some, dropout=dropout, scale=scale)
     return torch.where(some, heads, v).masked_fill(~real.unsqueeze(-1), 0.0)
 
 

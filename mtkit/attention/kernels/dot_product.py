@@ -246,8 +246,8 @@ def attend_step(
     """
     batch, hypotheses = q.shape[:2]
     if is_plain(positions) and not need_weights and supports_cached(q, keys, values) and cached_is_faster(q, keys):
-        own = (keys.unsqueeze(1), values.unsqueeze(1)) if keys.dim() == 4 else (keys, values)
-        return attend_cached(q, *own, scale=scale, visible=visible), None
+        past = (keys.unsqueeze(1), values.unsqueeze(1)) if keys.dim() == 4 else (keys, values)
+        return attend_cached(q, *past, scale=scale, visible=visible), None
     if visible is not None and keys.dim() == 4:
         visible = visible.transpose(1, 2)
     elif visible is not None:

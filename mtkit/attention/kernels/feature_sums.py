@@ -179,16 +179,16 @@ def attend_next(
     with torch.autocast(v.device.type, enabled=False):
         features, v1, scale = _paired(phi_k, v)
         if gates is not None:
-            kept, added = (expand_heads(upcast(x), sums.shape[1]) for x in gates)
+            decay, added = (expand_heads(upcast(x), sums.shape[1]) for x in gates)
             features = features * added
         if top is None:
             if gates is not None:
-                sums.mul_(kept.exp())
+                sums.mul_(decay.exp())
         else:
             assert scale is not None
-            before = top if gates is None else top + kept
-            raised = torch.maximum(before, scale)
-            sums.mul_((before - raised).exp())
+            previous = top if gates is None else top + decay
+            raised = torch.maximum(previous, scale)
+            sums.mul_((previous - raised).exp())
             features = features * (scale - raised).exp()
             top.copy_(raised)
         sums.addcmul_(features.transpose(-1, -2), v1)  # one pass, and no product of the size of the sums
@@ -258,10 +258,10 @@ def _factors(scale: Tensor, before: Tensor, tops: Tensor, pairs: Tensor) -> Fact
     return Factors(pairs, read, (before - last).exp(), (scale - last).exp())
 
 
-def _faded(kept: Tensor, valid: Tensor | None) -> Tensor:
+def _faded(decay: Tensor, valid: Tensor | None) -> Tensor:
     """The logarithm (..., c, 1) of the share of earlier sums left after each position; padding forgets nothing."""
-    kept = upcast(kept)
-    return (kept if valid is None else kept.masked_fill(~valid, 0.0)).cumsum(-2)
+    decay = upcast(decay)
+    return (decay if valid is None else decay.masked_fill(~valid, 0.0)).cumsum(-2)
 
 
 def attend_parts(

@@ -101,12 +101,12 @@ class _Fused(torch.autograd.Function):
 def _attended(part: FusedPart, scale: float) -> tuple[Tensor, Tensor]:
     """The outputs (B, H, T, V) of one part, and the log-sum-exp (B, H, T, 1)."""
     results = []
-    for each in part.groups:
-        q, k, v = (upcast(x) for x in (each.q, each.k, each.v))
-        some = each.visible.any(-1, keepdim=True)
-        heads, log_sum = KERNEL(q, k, v, 0.0, False, attn_mask=added(each.visible, some, q), scale=scale)
+    for group in part.groups:
+        q, k, v = (upcast(x) for x in (group.q, group.k, group.v))
+        some = group.visible.any(-1, keepdim=True)
+        heads, log_sum = KERNEL(q, k, v, 0.0, False, attn_mask=added(group.visible, some, q), scale=scale)
         results.append((heads, log_sum.unsqueeze(-1).where(some, torch.finfo(heads.dtype).min)))
-    heads, log_sum = (part.join_blocks(list(each)) for each in zip(*results, strict=True))
+    heads, log_sum = (part.join_blocks(list(blocks)) for blocks in zip(*results, strict=True))
     return heads, log_sum
 
 
@@ -120,9 +120,9 @@ def _gradients(lay: Lay, given: Sequence[Tensor], joint: Sequence[Tensor], scale
     with torch.enable_grad():
         part = lay(*leaves)
     d_whole, heads, log_sum = (part.split_blocks(x) for x in joint)
-    groups = [_gradients_of_group(*each, scale) for each in zip(part.groups, d_whole, heads, log_sum, strict=True)]
+    groups = [_gradients_of_group(*inputs, scale) for inputs in zip(part.groups, d_whole, heads, log_sum, strict=True)]
     waiting, gradients = list(zip(*groups, strict=True)), list[Tensor]()
-    laid = zip(*((each.q, each.k, each.v) for each in part.groups), strict=True)
+    laid = zip(*((group.q, group.k, group.v) for group in part.groups), strict=True)
     del groups, joint, d_whole, heads, log_sum
     for leaf, rows in zip(leaves, laid, strict=True):
         gradients += torch.autograd.grad(rows, leaf, waiting.pop(0))  # one at a time, so that each then leaves memory

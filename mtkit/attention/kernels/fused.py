@@ -37,21 +37,21 @@ class _Short(torch.autograd.Function):
             torch.baddbmm(scores, q.float(), k.float().mT, beta=0, alpha=scale, out=scores)
             _hide(scores.unflatten(0, lead), keys, mask, is_causal)
             weights = torch.softmax(scores, -1, out=scores)
-            kept = torch.empty_like(weights).bernoulli_(1 - dropout).div_(1 - dropout) if dropout else None
-            applied = (weights if kept is None else weights * kept).bfloat16()
-            ctx.save_for_backward(q, k, v, weights, applied, kept)
+            keep = torch.empty_like(weights).bernoulli_(1 - dropout).div_(1 - dropout) if dropout else None
+            applied = (weights if keep is None else weights * keep).bfloat16()
+            ctx.save_for_backward(q, k, v, weights, applied, keep)
             ctx.scale, ctx.lead, ctx.keys = scale, lead, keys
             return (applied @ v).unflatten(0, lead)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, weights, applied, kept = ctx.saved_tensors
+        q, k, v, weights, applied, keep = ctx.saved_tensors
         with torch.autocast("cpu", enabled=False):
             d_heads = _rows(d_heads, q.shape[1])
             d_weights = (d_heads @ v.mT).float()
-            if kept is not None:
-                d_weights *= kept
+            if keep is not None:
+                d_weights *= keep
             product = d_weights.mul_(weights)
             d_scores = product.addcmul_(weights, product.sum(-1, keepdim=True), value=-1).mul_(ctx.scale).bfloat16()
             d_q, d_k, d_v = d_scores @ k, d_scores.mT @ q, applied.mT @ d_heads

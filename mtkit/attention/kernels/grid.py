@@ -86,7 +86,9 @@ class GridLayout:
         self.lines = -(-length // self.width)  # rows of the grid
         rows, columns = min(rows, self.lines), min(columns, self.width)
         neighbours = min(max(FEWEST // (rows * columns), 1), -(-self.width // columns))
-        high = max(each for each in range(1, rows + 1) if rows % each == 0 and (each == 1 or each * columns <= MOST))
+        high = max(
+            height for height in range(1, rows + 1) if rows % height == 0 and (height == 1 or height * columns <= MOST)
+        )
         self.shape = high, columns * neighbours
         self.down, self.across = -(-self.lines // high), -(-self.width // self.shape[1])
 

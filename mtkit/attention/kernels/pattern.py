@@ -163,7 +163,7 @@ class BlockWindow(Window):
     def keys(self, queries: range, length: int) -> list[Collection[int]]:
         """All keys from the first in reach to the last."""
         back, ahead = self.sides
-        first, last = (each // self.size * self.size for each in (queries[0], queries[-1]))
+        first, last = (query // self.size * self.size for query in (queries[0], queries[-1]))
         return [range(max(first - back, 0), min(last + self.size + ahead, length))]
 
     @property

@@ -73,8 +73,8 @@ class Fold:
             mask = mask.unflatten(1, (-1, self.group)).movedim(2, 4).flatten(4, 5)
         folded = 3 if self.blocks > 1 else 2 if self.streams > 1 else 0  # the axes that become one
         if max(mask.shape[:folded], default=1) > 1:
-            whole = (self.shape[0], self.shape[1] // self.group, self.streams)
-            mask = mask.expand(*whole[:folded], *[-1] * (6 - folded))
+            rows = (self.shape[0], self.shape[1] // self.group, self.streams)
+            mask = mask.expand(*rows[:folded], *[-1] * (6 - folded))
         return self.keys(mask)
 
     def simple_mask(self, visible: Tensor) -> str | None:
@@ -89,8 +89,8 @@ class Fold:
     def unfold(self, rows: Tensor) -> Tensor:
         """(B, H, streams, blocks, c, ...) of rows (N, n, c', ...)."""
         batch, heads, streams, blocks, block = self.shape
-        whole = rows.reshape(batch, heads // self.group, streams, blocks, self.group, block, *rows.shape[3:])
-        return whole.movedim(4, 2).flatten(1, 2)
+        grouped = rows.reshape(batch, heads // self.group, streams, blocks, self.group, block, *rows.shape[3:])
+        return grouped.movedim(4, 2).flatten(1, 2)
 
 
 def surely_all(some: Tensor) -> bool:
@@ -112,7 +112,7 @@ class WindowLayout:
         self.dilation = max(min(windows[0].dilation, length), 1) if windows else 1  # no step leads beyond the length
         self.stream = -(-length // self.dilation)  # its length
         sides = zip(*(window.reach(causal) for window in windows), strict=True) if windows else ((0,), (0,))
-        self.back, self.ahead = (max(self.stream if side is None else side for side in each) for each in sides)
+        self.back, self.ahead = (max(self.stream if side is None else side for side in pair) for pair in sides)
         unit = math.lcm(*(window.unit for window in windows))
         wide = min(max(self.back, self.ahead, SHORTEST_BLOCK), LONGEST_BLOCK)
         self.block = unit * max(1, round(wide / unit))
@@ -164,7 +164,7 @@ class WindowLayout:
 
     def split_blocks(self, x: Tensor, blocks: list[QueryBlocks]) -> list[Tensor]:
         """The rows (B, H, streams, blocks, c, ...) of x (B, H, T, ...) for each group."""
-        return list(self._queries(x).split([each.q.shape[3] for each in blocks], dim=3))
+        return list(self._queries(x).split([block.q.shape[3] for block in blocks], dim=3))
 
     def groups(self, valid: Tensor | None) -> list[tuple[int, int]]:
         """The ranges of blocks before, within and after the ones that share a mask."""
@@ -189,8 +189,8 @@ class WindowLayout:
     def streams(self, x: Tensor) -> Tensor:
         """(B, H, T, K) to (B, H, streams, T / streams, K), a view where nothing is missing at the end."""
         rest = self.stream * self.dilation - x.shape[2]
-        whole = F.pad(x, (0, 0, 0, rest)) if rest else x
-        return whole.unflatten(2, (self.stream, self.dilation)).transpose(2, 3)
+        padded = F.pad(x, (0, 0, 0, rest)) if rest else x
+        return padded.unflatten(2, (self.stream, self.dilation)).transpose(2, 3)
 
     def window(self, streams: Tensor, first: int, last: int) -> Tensor:
         """The windows (B, G, streams, last - first, L, K) for blocks `first` to `last` of streams."""
@@ -269,12 +269,12 @@ def window(x: Tensor, first: int, last: int, *, step: int, width: int, before: i
     """
     start = first * step - before
     end, length = start + (last - first - 1) * step + width, x.shape[-2]
-    own = x[..., max(start, 0) : min(end, length), :]
+    inside = x[..., max(start, 0) : min(end, length), :]
     if start < 0 or end > length:
-        own = F.pad(own, (0, 0, max(-start, 0), max(end - length, 0)))
+        inside = F.pad(inside, (0, 0, max(-start, 0), max(end - length, 0)))
     if sum(size > 1 for size in x.shape[:-2]) > 1:  # to merge these axes would copy each window
-        own = own.contiguous()
-    return own.unfold(-2, width, step).mT
+        inside = inside.contiguous()
+    return inside.unfold(-2, width, step).mT
 
 
 def room(last: int, step: int, width: int) -> int:
@@ -289,8 +289,8 @@ def add_windows(total: Tensor, rows: Tensor, first: int, step: int) -> None:
     """
     count, width = rows.shape[-3:-1]
     for offset, piece in zip(range(0, width, step), rows.split(step, -2), strict=True):
-        own = total.narrow(-2, first * step + offset, count * step).unflatten(-2, (count, step))
-        own[..., : piece.shape[-2], :].add_(piece)
+        target = total.narrow(-2, first * step + offset, count * step).unflatten(-2, (count, step))
+        target[..., : piece.shape[-2], :].add_(piece)
 
 
 def windows(
@@ -301,8 +301,8 @@ def windows(
     Spans follow one another from 0 on; the last window ends `behind` zeros after x. Windows are not to be written to.
     """
     if width == step and not before:  # these do not overlap
-        whole = F.pad(x, (0, 0, 0, behind)) if behind else x
-        return whole.unflatten(-2, (-1, step)).split([last - first for first, last in spans], -3)
+        padded = F.pad(x, (0, 0, 0, behind)) if behind else x
+        return padded.unflatten(-2, (-1, step)).split([last - first for first, last in spans], -3)
     views: tuple[Tensor, ...] = _Windows.apply(x, spans, step, width, before)  # type: ignore[no-untyped-call]
     return views
 

@@ -55,10 +55,10 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.step, ctx.chunk, ctx.sequences = step, chunk, sequences
         length = inputs[0].shape[-2]
-        last, earlier_states, outputs = [each.clone() for each in state], [], inputs[0].new_empty(0)
+        last, earlier_states, outputs = [tensor.clone() for tensor in state], [], inputs[0].new_empty(0)
         for part in _parts(inputs[0], state, chunk):
             if part.positions.start == 0:
-                now = [each[part.streams] for each in state]
+                now = [tensor[part.streams] for tensor in state]
             if any(ctx.needs_input_grad):
                 earlier_states += now
             output, now = step(part, *_given(part, inputs, sequences), now)
@@ -66,8 +66,8 @@ class _Recurrence(torch.autograd.Function):
                 outputs = output.new_empty(len(inputs[0]), *output.shape[1:-2], length, output.shape[-1])
             _at(outputs, part).copy_(output)
             if part.positions.stop >= length:
-                for each, part_rows in zip(last, now, strict=True):
-                    each[part.streams] = part_rows
+                for tensor, part_rows in zip(last, now, strict=True):
+                    tensor[part.streams] = part_rows
         ctx.save_for_backward(*inputs, *earlier_states)
         return outputs, *last
 
@@ -86,9 +86,9 @@ class _Recurrence(torch.autograd.Function):
         length = d_outputs.shape[-2]
         for number, part in reversed(list(enumerate(_parts(inputs[0], d_last, ctx.chunk)))):
             if part.positions.stop >= length:
-                d_after: list[Tensor | None] = [each[part.streams] for each in d_last]
+                d_after: list[Tensor | None] = [gradient[part.streams] for gradient in d_last]
             state = [x.detach().requires_grad_() for x in earlier_states[number * states : (number + 1) * states]]
-            part_inputs = [[x.detach() for x in each] for each in _given(part, inputs, ctx.sequences)]
+            part_inputs = [[x.detach() for x in tensors] for tensors in _given(part, inputs, ctx.sequences)]
             wanted = [x.requires_grad_() for x, need in zip(chain(*part_inputs), needed, strict=True) if need]
             with torch.enable_grad():
                 output, after = ctx.step(part, *part_inputs, state)
@@ -109,7 +109,7 @@ class _Recurrence(torch.autograd.Function):
 def _parts(sequence: Tensor, state: Sequence[Tensor], chunk: int) -> list[Part]:
     """All positions of a few streams, then of the next."""
     streams, length = len(sequence), sequence.shape[-2]
-    size = max(sum(each[0].numel() for each in state), sequence[0].numel() // length * chunk)
+    size = max(sum(tensor[0].numel() for tensor in state), sequence[0].numel() // length * chunk)
     several = max(NUMBERS_AT_ONCE.get(sequence.device.type, 1 << 26) // size, 1)
     return [
         Part(slice(stream, stream + several), slice(first, first + chunk))

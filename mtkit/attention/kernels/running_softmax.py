@@ -37,7 +37,7 @@ def join_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """The outputs (..., V) and log-sum-exp (..., 1) over the keys of all parts, from each part's."""
     if len(parts) == 1:
         return parts[0]
-    heads, sums = (torch.stack(each) for each in zip(*parts, strict=True))
+    heads, sums = (torch.stack(part) for part in zip(*parts, strict=True))
     shares = sums.softmax(0)  # a part's sum of exponentials, relative to that of all
     return (heads * shares).sum(0).type_as(heads), sums.logsumexp(0)
 
@@ -55,7 +55,7 @@ def softmax_with_sum(
 def join(log_sum: Tensor, mean: Tensor, other_log_sum: Tensor, other_mean: Tensor) -> tuple[Tensor, Tensor]:
     """The log-sum (...) and mean (..., V) over the keys of both parts."""
     total = torch.logaddexp(log_sum, other_log_sum)
-    share, other_share = ((each - total).exp().unsqueeze(-1) for each in (log_sum, other_log_sum))
+    share, other_share = ((log - total).exp().unsqueeze(-1) for log in (log_sum, other_log_sum))
     return total, mean * share + other_mean * other_share
 
 

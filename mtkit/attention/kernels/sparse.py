@@ -79,8 +79,8 @@ def sparse_attend(
     if positions is not None and not (positions.on_scores or positions.on_values):
         positions = None  # nothing that is left to do
     if positions is None and size:
-        own = torch.arange(-(-q.shape[2] // size), device=q.device)
-        picks = picks_of(pattern, size, own, -(-k.shape[2] // size), causal)
+        blocks = torch.arange(-(-q.shape[2] // size), device=q.device)
+        picks = picks_of(pattern, size, blocks, -(-k.shape[2] // size), causal)
         heads = attend_picked(q, k, v, picks, size, scale=scale, causal=causal, valid=shown, dropout=dropout)
     else:
         heads = _attend_parts(q, k, v, pattern, scale, causal, shown, positions, dropout)
@@ -170,10 +170,10 @@ def _with_rows(
         if isinstance(member, LastRows):
             assert not causal, "the last rows of a causal segment are unknown before its end"
             place = member.rows(q.shape[2])[:, None, None].expand(len(q), -1, -1, -1)  # (B, 1, 1, rows)
-            own, column = _attend_rows(rows_at(q, place).squeeze(2), *inputs), place.transpose(-1, -2)
+            of_member, column = _attend_rows(rows_at(q, place).squeeze(2), *inputs), place.transpose(-1, -2)
             others = rows_at(heads, place).squeeze(2)
-            own = own.where(column >= member.first.view(-1, 1, 1, 1), others)
-            heads = heads.scatter(2, column.expand_as(own), own)
+            of_member = of_member.where(column >= member.first.view(-1, 1, 1, 1), others)
+            heads = heads.scatter(2, column.expand_as(of_member), of_member)
     return heads
 
 
@@ -219,12 +219,12 @@ def _attend_parts(
         [(layout, lay)] = parts
         if fusable and isinstance(layout, WindowLayout) and windows_are_faster(q, layout):
             return attend_windows(*inputs, layout, scale=scale, valid=valid)
-        return layout.join_blocks([_attend(each, scale, positions, dropout) for each in lay(*inputs)])
+        return layout.join_blocks([_attend(block, scale, positions, dropout) for block in lay(*inputs)])
     if fusable:
         return attend_fused(*inputs, [partial(_fused_part, *part) for part in parts], scale=scale)
     attended = []
     for layout, lay in parts:
-        heads, sums = zip(*[_attend_part(each, scale, positions, dropout) for each in lay(*inputs)], strict=True)
+        heads, sums = zip(*[_attend_part(block, scale, positions, dropout) for block in lay(*inputs)], strict=True)
         attended.append((layout.join_blocks(list(heads)), layout.join_blocks(list(sums))))
     return join_parts(attended)[0]
 
@@ -257,7 +257,7 @@ def _fused_part(
 ) -> FusedPart:
     """A part in the axes of the fused kernel."""
     blocks = lay(q, k, v)
-    folds = [Fold(each.q, each.k) for each in blocks]
+    folds = [Fold(block.q, block.k) for block in blocks]
     return FusedPart(
         [
             KernelRows(fold.queries(each.q), fold.keys(each.k), fold.keys(each.v), fold.mask(each.visible))
@@ -272,7 +272,9 @@ def _fused_part(
 
 def _by_dilation(pattern: Pattern) -> list[list[Window]]:
     """The windows that share a layout; block windows come last, so that the parts before are alike for all blocks."""
-    windows = sorted((each for each in pattern.members if isinstance(each, Window)), key=lambda each: -each.dilation)
+    windows = sorted(
+        (member for member in pattern.members if isinstance(member, Window)), key=lambda each: -each.dilation
+    )
     return [list(group) for _, group in groupby(windows, key=lambda each: each.dilation)]
 
 

@@ -80,7 +80,7 @@ def write_sums(
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def call(name: str, *args: Any) -> None:
-            form = ir.FunctionType(ir.VoidType(), [each.type for each in args])
+            form = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
             builder.call(cgutils.get_or_insert_function(builder.module, form, f"llvm.x86.{name}"), args)
 
         def at(start: Any, offset: Any) -> Any:
@@ -124,12 +124,12 @@ def multiply_by_amx(weights: Halves, added: Floats, rows: Floats, low: Halves, o
     count, outputs = out.shape
     sums, shapes = np.empty((MOST_ROWS, OUTPUTS), np.float32), np.empty(64, np.uint8)
     for block in range(len(weights)):
-        before = block * OUTPUTS
-        here = min(OUTPUTS, outputs - before)
+        start = block * OUTPUTS
+        here = min(OUTPUTS, outputs - start)
         for first in range(0, count, MOST_ROWS):
             left = min(count - first, MOST_ROWS)
             set_shapes(shapes, left)
             write_sums(low, weights, sums, shapes, first, block)
             for r in range(left):
                 for o in range(here):
-                    out[first + r, before + o] = sums[r, o] + added[before + o]
+                    out[first + r, start + o] = sums[r, o] + added[start + o]

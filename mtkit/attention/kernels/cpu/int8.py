@@ -76,10 +76,10 @@ class Int8:
         from mtkit.attention.kernels.cpu.machine_code import round_rows
 
         count, width = rows.shape
-        whole = torch.empty(few_counts(count), width, dtype=torch.uint8)
+        padded = torch.empty(few_counts(count), width, dtype=torch.uint8)
         units = np.empty(count, dtype=np.float32)
-        round_rows(rows.float().contiguous().numpy(), whole.numpy(), units)
-        return self._sums(whole)[:count], units
+        round_rows(rows.float().contiguous().numpy(), padded.numpy(), units)
+        return self._sums(padded)[:count], units
 
     @cached_property
     def _sums(self) -> "Sums":
@@ -115,8 +115,8 @@ def _whole_sums(integers: Tensor, scales: Tensor) -> Sums:
     multiply = torch.ops.onednn.qlinear_pointwise
 
     def sums(whole: Tensor) -> Tensor:
-        found: Tensor = multiply(whole, 1.0, ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
-        return found
+        product: Tensor = multiply(whole, 1.0, ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        return product
 
     return sums
 
@@ -135,7 +135,7 @@ def _dynamic_sums(integers: Tensor, scales: Tensor) -> Sums:
         # the operator takes its unit from the smallest and the largest number: a row more, of both, makes it 1
         bounds = torch.full((1, whole.shape[1]), 127.0)
         bounds[0, 0] = -128.0
-        found: Tensor = torch.ops.quantized.linear_dynamic(torch.cat([whole - float(ZERO), bounds]), packed, False)
-        return found[:-1]
+        product: Tensor = torch.ops.quantized.linear_dynamic(torch.cat([whole - float(ZERO), bounds]), packed, False)
+        return product[:-1]
 
     return sums

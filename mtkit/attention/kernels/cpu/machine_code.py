@@ -61,10 +61,10 @@ def _request(typing_context: Any, rows: Any, row: Any, column: Any) -> Any:
     address, number, line = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 
     def request(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        whole = context.make_array(rows)(context, builder, args[0])
-        strides = cgutils.unpack_tuple(builder, whole.strides, 2)
+        array = context.make_array(rows)(context, builder, args[0])
+        strides = cgutils.unpack_tuple(builder, array.strides, 2)
         steps = [builder.mul(count, stride) for count, stride in zip(args[1:], strides, strict=True)]
-        place = builder.add(builder.ptrtoint(whole.data, address), builder.add(*steps))
+        place = builder.add(builder.ptrtoint(array.data, address), builder.add(*steps))
         form = ir.FunctionType(ir.VoidType(), [line, number, number, number])
         prefetch = cgutils.get_or_insert_function(builder.module, form, "llvm.prefetch.p0")
         how = number(0), number(3), number(1)  # to read it, into all levels of the cache, as data
@@ -109,8 +109,8 @@ EXPONENT_BITS, EXPONENT_OF_ONE = np.int32(23), np.int32(127)
 
 # 2^f for f from -0.5 to 0.5 is 1 + f times a polynomial of degree 5, interpolated at Chebyshev nodes
 C6, C5, C4, C3, C2, C1, C0 = (
-    np.float32(each)
-    for each in (1.54531629e-4, 1.33908634e-3, 9.61808256e-3, 5.55035711e-2, 2.40226508e-1, 6.93147188e-1, 1.0)
+    np.float32(coefficient)
+    for coefficient in (1.54531629e-4, 1.33908634e-3, 9.61808256e-3, 5.55035711e-2, 2.40226508e-1, 6.93147188e-1, 1.0)
 )
 
 

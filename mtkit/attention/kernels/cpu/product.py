@@ -40,7 +40,7 @@ class Int8Tiles:
 
         blocks, surplus = laid_out(integers, BYTES), ZERO * integers.sum(1, dtype=torch.int32)
         self._width, self._outputs = blocks.shape[1] * BYTES.together, len(scales)
-        weights: list[Any] = [each.numpy() for each in (blocks, surplus, scales, added)]
+        weights: list[Any] = [tensor.numpy() for tensor in (blocks, surplus, scales, added)]
         self._multiply: Callable[..., None] = partial(multiply_bytes, *weights)
 
     @classmethod
@@ -73,7 +73,7 @@ class Float32Tiles:
 
         self._outputs = len(weight)
         added = torch.zeros(self._outputs) if bias is None else bias.contiguous()
-        weights: list[Any] = [each.numpy() for each in (laid_out(weight, FLOATS), added)]
+        weights: list[Any] = [tensor.numpy() for tensor in (laid_out(weight, FLOATS), added)]
         self._multiply: Callable[..., None] = partial(multiply_floats, *weights)
 
     def __call__(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
@@ -106,7 +106,7 @@ class Bfloat16Tiles:
         self._width = -(-inputs // together) * together
         blocks = laid_out(nn.functional.pad(weight, (0, self._width - inputs)), BFLOAT16)
         added = torch.zeros(self._outputs) if bias is None else bias.float()
-        weights: list[Any] = [each.numpy() for each in (blocks.view(torch.int16), added)]
+        weights: list[Any] = [tensor.numpy() for tensor in (blocks.view(torch.int16), added)]
         self._multiply: Callable[..., None] = partial(multiply, *weights)
 
     @classmethod

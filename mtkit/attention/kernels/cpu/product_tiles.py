@@ -56,7 +56,7 @@ class Instruction:
 
 
 def _call(builder: Any, name: str, result: ir.Type, *args: Any) -> Any:
-    form = ir.FunctionType(result, [each.type for each in args])
+    form = ir.FunctionType(result, [arg.type for arg in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, form, name), args)
 
 
@@ -68,14 +68,14 @@ def _named(name: str) -> Add:
 def _add_pairs(builder: Any, total: Any, numbers: Any, weights: Any) -> Any:
     """Products of bytes are summed by twos in 16 bits, which hold 2 * 255 * 63, then these by twos in 32."""
     small, middle = ir.VectorType(ir.IntType(8), 32), ir.VectorType(ir.IntType(16), 16)
-    both = [builder.bitcast(each, small) for each in (numbers, weights)]
+    both = [builder.bitcast(vector, small) for vector in (numbers, weights)]
     twos = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", middle, *both)
     return builder.add(total, _call(builder, "llvm.x86.avx2.pmadd.wd", total.type, twos, middle([1] * 16)))
 
 
 def _add_floats(builder: Any, total: Any, numbers: Any, weights: Any) -> Any:
     """Products and sums are rounded once."""
-    both = [builder.bitcast(each, total.type) for each in (numbers, weights)]
+    both = [builder.bitcast(vector, total.type) for vector in (numbers, weights)]
     return _call(builder, f"llvm.fma.v{total.type.count}f32", total.type, *both, total)
 
 
@@ -122,9 +122,9 @@ def laid_out(weights: torch.Tensor, instruction: Instruction) -> torch.Tensor:
     outputs, inputs = weights.shape
     tile, together = instruction.outputs, instruction.together
     blocks, steps = -(-outputs // tile), -(-inputs // together)
-    whole = weights.new_zeros(blocks * tile, steps * together)
-    whole[:outputs, :inputs] = weights
-    return whole.view(blocks, tile, steps, together).transpose(1, 2).contiguous()
+    padded = weights.new_zeros(blocks * tile, steps * together)
+    padded[:outputs, :inputs] = weights
+    return padded.view(blocks, tile, steps, together).transpose(1, 2).contiguous()
 
 
 def sums_by(instruction: Instruction) -> Sums:
@@ -165,15 +165,15 @@ def products_by(instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers
         count, outputs = out.shape
         sums = np.empty((MOST_ROWS, size), np.float32)
         for block in range(len(weights)):
-            before = block * size
-            here = min(size, outputs - before)
+            start = block * size
+            here = min(size, outputs - start)
             for first in range(0, count, MOST_ROWS):
                 left = min(count - first, MOST_ROWS)
                 write_sums(numbers, weights, sums, first, left, block)
                 for r in range(left):
                     of_row = sums[r]
                     for o in range(here):
-                        out[first + r, before + o] = of_row[o] + added[before + o]
+                        out[first + r, start + o] = of_row[o] + added[start + o]
 
     return write_products
 
@@ -181,7 +181,7 @@ def products_by(instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers
 def _tile(rows: int, instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers, int, int], None]:
     """`sums_by` for one number of rows."""
     place, byte, line = ir.IntType(64), ir.IntType(8), 4 * instruction.lanes
-    vector, whole = (ir.VectorType(each, instruction.lanes) for each in (instruction.sums, WORD))
+    vector, whole = (ir.VectorType(element, instruction.lanes) for element in (instruction.sums, WORD))
     registers = range(instruction.registers)
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -206,7 +206,7 @@ def _tile(rows: int, instruction: Instruction) -> Callable[[Numbers, Numbers, Nu
         totals = [[cgutils.alloca_once_value(builder, vector(None)) for _ in registers] for _ in range(rows)]
         with cgutils.for_range(builder, steps) as loop:
             step = builder.mul(loop.index, step_bytes)
-            columns = [load(of_block, builder.add(step, place(line * each)), whole) for each in registers]
+            columns = [load(of_block, builder.add(step, place(line * register)), whole) for register in registers]
             for row, of_row in zip(of_rows, totals, strict=True):
                 few = load(row, builder.mul(loop.index, place(4)), WORD)
                 once = builder.insert_element(whole(ir.Undefined), few, WORD(0))
@@ -214,8 +214,8 @@ def _tile(rows: int, instruction: Instruction) -> Callable[[Numbers, Numbers, Nu
                 for total, column in zip(of_row, columns, strict=True):
                     builder.store(instruction.add(builder, builder.load(total), same, column), total)
         for row, of_row in enumerate(totals):
-            for each, total in enumerate(of_row):
-                to = at(sums.data, place(line * (row * len(registers) + each)), vector)
+            for index, total in enumerate(of_row):
+                to = at(sums.data, place(line * (row * len(registers) + index)), vector)
                 builder.store(builder.load(total), to, align=1)
         return context.get_dummy_value()
 
@@ -266,13 +266,13 @@ def multiply_bytes(
     count, outputs = out.shape
     sums = np.empty((MOST_ROWS, OUTPUTS), np.int32)
     for block in range(len(weights)):
-        before = block * OUTPUTS
-        here = min(OUTPUTS, outputs - before)
+        start = block * OUTPUTS
+        here = min(OUTPUTS, outputs - start)
         for first in range(0, count, MOST_ROWS):
             left = min(count - first, MOST_ROWS)
             write_sums(whole, weights, sums, first, left, block)
             for r in range(left):
                 of_row, unit = sums[r], units[first + r]
                 for o in range(here):
-                    scaled = np.float32(of_row[o] - surplus[before + o]) * scales[before + o]
-                    out[first + r, before + o] = scaled if in_units else scaled * unit + added[before + o]
+                    scaled = np.float32(of_row[o] - surplus[start + o]) * scales[start + o]
+                    out[first + r, start + o] = scaled if in_units else scaled * unit + added[start + o]
