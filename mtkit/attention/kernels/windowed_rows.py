@@ -75,10 +75,12 @@ class _Windows:
     def sums(self, total: Tensor, rows: Tensor) -> Tensor:
         """The sums (places, K) of windows, piece by piece, because windows overlap."""
         size = len(rows) * self.step
-        sums = total.new_zeros(len(self.index) + self.step, total.shape[1])
+        sums = total.new_empty(len(self.index) + self.step, total.shape[1])
+        sums[size if self.width >= self.step else 0 :] = 0  # the first whole piece is copied, not added
         for number, piece in enumerate(rows.split(self.step, dim=1)):
             start = number * self.step
-            sums[start : start + size].unflatten(0, (-1, self.step))[:, : piece.shape[1]].add_(piece)
+            place = sums[start : start + size].unflatten(0, (-1, self.step))[:, : piece.shape[1]]
+            (place.copy_ if start == 0 and self.width >= self.step else place.add_)(piece)
         return sums[: len(self.index)]
 
 
