@@ -65,7 +65,7 @@ class Mechanism:
 
 @cache
 def mechanisms() -> dict[str, Mechanism]:
-    """Return every mechanism by name: mtkit's own, and those of other packages that can be loaded.
+    """Return every mechanism by name: mtkit's own, and loadable ones of other packages.
 
     Raises: MtkitError if another package's mechanism has the name of an existing one.
     """

@@ -195,7 +195,7 @@ class Positions(Slot):
     """Whether `values` returns a tensor, so that weights must be computed."""
 
     def __init__(self, site: Site, width: int, value_width: int | None = None) -> None:
-        """`width` is the width of a head's queries and keys, `value_width` that of its values; None: the same."""
+        """`width` is the width of a head's queries and keys, `value_width` the width of its values; None: the same."""
         super().__init__(site)
         if site.role not in self.roles:
             raise MtkitError("relative positions need one axis for queries and keys: the cross role has none")

@@ -193,7 +193,7 @@ def common_side(prepared: Sequence[Prepared], name: str | None = None) -> HeldOu
         side = held_out(other, first.name)
         if (side.sources, side.references) != (first.sources, first.references):
             raise MtkitError(
-                f"the side {first.name} of {other.folder} has other text than that of {prepared[0].folder}; choose "
+                f"the side {first.name} of {other.folder} and {prepared[0].folder} have different text; choose "
                 "runs with the same text, or give prepared data for all of them with --data"
             )
     return first

@@ -180,7 +180,7 @@ def measure_training(
     Raises: MtkitError if no trainer remains; DataError if there is nothing to train on.
     """
     if plan.updates < 1 or plan.warmup < COUNTED:
-        raise MtkitError(f"updates are whole numbers from 1, and those of the warm-up from {COUNTED}")
+        raise MtkitError(f"updates are whole numbers from 1, and warm-up updates from {COUNTED}")
     trainers: list[Trainer] = [*own, *peers]
     longest = min(min(each.model.longest_source, each.model.longest_target) for each in own)
     loader = DataLoader(recipe, prepared, longest, world)

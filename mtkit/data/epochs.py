@@ -295,7 +295,7 @@ class _Windows:
         return [EpochPart(rows, copies, batches, random.permutation(len(batches))) for rows, copies, batches in parts]
 
     def _draw_blocks(self, weights: Sequence[float], random: np.random.Generator) -> _DrawnBlocks:
-        """Return the epoch's blocks: those of a corpus of weight 2.5 twice, and half its rows a third time."""
+        """Return the epoch's blocks: of a corpus of weight 2.5, all twice and half its rows a third time."""
         blocks, copies, rows = [], [], []
         for corpus, weight in enumerate(weights):
             members, times = np.flatnonzero(self._blocks.corpora == corpus), int(weight)

@@ -48,7 +48,7 @@ class Agreement:
 
     def __str__(self) -> str:
         if not self.differing:
-            return f"all tokens of {self.lines} lines are those of mtkit's greedy search in float32"
+            return f"all tokens of {self.lines} lines equal mtkit's greedy search in float32"
         return f"{len(self.differing)} of {self.lines} lines have other tokens than mtkit: {self.differing[0]}"
 
 

@@ -210,7 +210,7 @@ def test_the_command_writes_a_card_and_leaves_what_exists(tmp_path: Path) -> Non
     result = CliRunner().invoke(app, typed, catch_exceptions=False)
     assert result.stdout == f"{tmp_path / 'out'}\n"
     compared = find_spec("transformers") is not None
-    said = "are those of mtkit's greedy search in float32" if compared else "its tokens were not compared"
+    said = "equal mtkit's greedy search in float32" if compared else "its tokens were not compared"
     assert said in result.stderr
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     for said in (

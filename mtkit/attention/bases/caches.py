@@ -66,7 +66,7 @@ def written(state: State, name: str, *, window: int | None = None, first: int = 
 def picked(cache: Tensor, place: Tensor) -> Tensor:
     """Rows of a cache (B, N, G, capacity, K) at places (L,), the same for all heads: (B, N, G, L, K).
 
-    Where heads differ, places are (B or 1, h, L) or (B, N, h, L), those of h heads in G groups of neighbours, and rows
+    If heads differ, places are (B or 1, h, L) or (B, N, h, L) for h heads in G groups of neighbours, and rows
     are (B, N, h, L, K).
     """
     if place.dim() == 1:

@@ -42,7 +42,7 @@ class HeadAttention(Attention):
         if self.regularizer is not None:
             self.learns_by_steps = False
         if self.regularizer is not None and self.regularizer.needs_weights and not self.weights:
-            raise MtkitError("this regularizer reads attention weights, of which the mechanism it is set on has none")
+            raise MtkitError("this regularizer reads attention weights, but its mechanism has none")
 
     @property
     def scale(self) -> float:

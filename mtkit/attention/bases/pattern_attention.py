@@ -28,7 +28,7 @@ from mtkit.device import to_device
 class HeadGroup:
     """A range of neighbouring heads among the `heads` of a layer.
 
-    Its queries, keys and values are its share of those of all heads (`of`), or are made for it alone, with any width.
+    Its queries, keys and values are a share of all heads' (`of`), or are made only for it, with any width.
     Heads of a group may share keys.
     """
 
@@ -36,7 +36,7 @@ class HeadGroup:
     heads: int
 
     def rows(self, shared: int) -> Sequence[int]:
-        """The rows that the group reads among `shared` ones, each of which neighbouring heads share."""
+        """The rows that the group reads among `shared` ones; neighbouring heads share a row."""
         share = self.heads // shared
         first, last = self.some.start // share, (self.some.stop - 1) // share
         if first == last or not (self.some.start % share or self.some.stop % share):

@@ -100,7 +100,7 @@ class HammingClusters(nn.Module):
 
     Codes of +1 and -1 differ in (bits - u . w) / 2 places, so a matrix product finds the nearest centroid. The products
     are small whole numbers and exact: the clusters of a segment are the same in any batch. Evaluation uses the planes
-    drawn first; training uses those of the last `redraw`.
+    drawn first; training uses the planes of the last `redraw`.
     """
 
     planes: Tensor

@@ -4,8 +4,8 @@ Paper: Vyas, Katharopoulos and Fleuret, "Fast Transformers with Clustered Attent
 section 3.3. A^c are the weights of the mean query of cluster c, top_c the k keys with the largest weights in A^c, and
 m_c is the sum of these weights. Query i of cluster c has the weights
     w_ij = m_c softmax over top_c of (q_i . k_j / sqrt(K))   for j in top_c,   w_ij = A^c_j for all others.
-Departures: those of `clustered`. If a segment has at most k tokens, all keys are in top_c and the result is that of
-`full`, which is then computed directly.
+Departures: as in `clustered`. If a segment has at most k tokens, all keys are in top_c, and the equal `full`
+is computed instead.
 Dropout acts on each query's weights within top_c, and on the weights A^c of each cluster.
 Cost: O(T C (K + bits iterations) + T k K) time; O(T C) memory for a few heads at a time, and O(T).
 """

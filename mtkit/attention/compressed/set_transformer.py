@@ -7,7 +7,7 @@ multi-head attention of X over Y,
 The self roles have the paper's induced points (ISAB). In the cross role the seeds of its pooling (PMA) read the source
 once, and targets read the seeds. isab_block gives H the residual, norms and feed-forward of the paper's block,
     H' = LN(I + MHA(I, X)),  H = LN(H' + ReLU(H' W));
-the same parts around Y are the layer's, and the feed-forward before PMA is that of the encoder's last layer.
+the same parts around Y are the layer's, and the feed-forward before PMA belongs to the encoder's last layer.
 Departures: scores are divided by the square root of a head's width, and the residual is I itself (the authors' code
 takes the width of all heads, and the projected I). Without the block, the output projection of the first attention is
 folded into the second one's projections of H; its keys have no bias, which would cancel. The decoder role is an

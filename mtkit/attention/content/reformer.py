@@ -207,7 +207,7 @@ def sorted_chunks(
 
     With `across_buckets`, all sorted tokens are cut into chunks, and a token sees its chunk and the one before.
     Otherwise the tokens of each bucket are cut separately, and a token sees no other bucket. Keys that a token has seen
-    in an earlier round are hidden. Rows and their N = B H streams are those of `stream_rows`.
+    in an earlier round are hidden. Rows and their N = B H streams are as in `stream_rows`.
     """
     batch, heads, _, length = buckets.shape
     rows = stream_rows((batch, length, heads), buckets.device)

@@ -15,7 +15,7 @@ sees the `window` source keys of its cluster with the largest products, or none.
 Local heads see a band of `window` on each side.
 Training differs from evaluation by dropout, by the loss `commitment`, and because `after_update` moves the centroids by
 the tokens of the last batches. Under autocast routing vectors are projected a second time, in float32, so that the
-clusters are those of float32.
+clusters are the same as in float32.
 Cost: O(T (C + w)). A step costs O(C + w), at any position; it keeps all keys, and for each cluster the positions of its
 last 2 w.
 """

@@ -122,7 +122,7 @@ class Sac(HeadAttention):
         return Attended(self.merge_heads(heads), losses=losses, log_prob=log_prob)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Return empty keys, values and predictor inputs; in the cross role those of the source, for all hypotheses."""
+        """Return empty keys, values and predictor inputs; in the cross role the source's, for all hypotheses."""
         memory = inputs.memory
         predictor, like = self.predictor, self.q_proj.weight
         lstm = {}

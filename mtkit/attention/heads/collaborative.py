@@ -6,7 +6,7 @@ of M channels, a mixing vector m_a, and a content bias c_a for the token x of th
 Departures: the shared maps have biases, as in all mechanisms here. The keys' bias cancels in the softmax; the queries'
 bias acts as a content bias, which c_a could hold as well, so that `adopt` does not move it to c_a. Heads of `full` are
 adopted if M is their joint width, and are not factorised into fewer channels. c_a starts at zero.
-Cost: scores take O(T S H M) time, which is H times that of `full` at M = D; the purpose is to use fewer channels. The
+Cost: scores take O(T S H M) time, H times as long as `full` at M = D; the purpose is to use fewer channels. The
 keys of all heads are one row of M + H numbers in a step's cache. Values are narrower than keys, for which the CPU has
 no fused kernel: memory is O(T S H), for `full` O(T).
 """

@@ -5,8 +5,8 @@ Paper: Deshpande and Narasimhan, "Guiding Attention for Self-Supervised Learning
 Departures: the loss skips rows of padding, and rows whose target does not exist, is padding or is hidden by the
 mechanism (the first token has no previous one, a window may exclude the first token). Patterns of separators are left
 out, because attention does not know which tokens are separators. In the decoder no head is guided to the next token. By
-default each pattern has one head, so that four heads suffice; the paper guides 6 of 12, of which 4 look at the first
-token.
+default each pattern has one head, so that four heads suffice; the paper guides 6 of 12; 4 of the 6 look at the
+first token.
 Cost: in training the weights of the guided heads, O(T S) each, also in mechanisms with a lower cost of their own; the
 patterns themselves are never formed. Nothing at inference.
 """

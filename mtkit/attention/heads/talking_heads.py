@@ -4,7 +4,7 @@ Paper: Shazeer, Lan, Cheng, Ding and Hou, "Talking-Heads Attention", 2020, arXiv
 Departures: a square mix starts at the identity, so that the model starts as full attention; a mix between different
 numbers of heads starts at random, as in the authors' code, since equal heads would stay equal. The bias of relative
 positions is added after the first mix, one for each head of the softmax; so is the mask, which must not be mixed into
-other heads. `Attended.weights` are those of the softmax; the second mix may make them negative.
+other heads. `Attended.weights` are the softmax's; the second mix may make them negative.
 Cost: O(T S) time and memory, with O(T S H) multiplications for the mixes of each head; no fused kernel supports them. A
 step costs O(t).
 """

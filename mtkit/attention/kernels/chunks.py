@@ -37,7 +37,7 @@ class GroupedBlocks(NamedTuple):
     slot: Tensor
     """(..., T): where each position lies in the blocks; 0 for those left out."""
     members: Tensor
-    """(..., blocks, size): the position in each place, 0 in those that stay empty."""
+    """(..., blocks, size): the position in each place, 0 in an empty place."""
     filled: Tensor
     """(..., blocks, size): whether there is one."""
     first: Tensor
@@ -112,8 +112,8 @@ def attend_gathered(
 class _GatheredBlocks(TileProvider):
     """The blocks of all segments and heads, on one axis of length n.
 
-    Queries: positions (n, t), which of them are real, and the row of position 0 (n, 1) among those of all segments and
-    heads; likewise keys.
+    Queries: positions (n, t), which of them are real, and the row of position 0 (n, 1) among the rows of all segments
+    and heads; likewise keys.
     """
 
     def __init__(
@@ -250,8 +250,8 @@ def attend_to_chosen(
 ) -> Tensor:
     """Attention of each query over the keys chosen for its group: outputs (B, H, T, V), zero where there are none.
 
-    key_position (B, H, groups, w), with a mask of those that exist. Queries are computed in blocks of `window`, or all
-    at once.
+    key_position (B, H, groups, w), with a mask of existing positions. Queries are computed in blocks of `window`, or
+    all at once.
     """
     queries = in_blocks(query_group, key_position.shape[2], max(min(window, q.shape[2]), 1))
     of_block = _values_at(query_group, queries.members)[..., :1]
@@ -273,7 +273,7 @@ def attend_chosen_to_chosen(
 ) -> Tensor:
     """Attention of the queries chosen for each group over its keys: outputs (B, H, T, V), means over a query's groups.
 
-    Query and key are positions (B, H, groups, w), with a mask of those that exist. A query of no group gets zero.
+    Query and key are positions (B, H, groups, w), with a mask of existing positions. A query of no group gets zero.
     """
     sums = attend_gathered(q, k, v, query, key, scale=scale, shared=shared, added=True, dropout=dropout)
     position, taken = (x.flatten(2) for x in query)

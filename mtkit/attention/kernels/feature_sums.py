@@ -60,7 +60,7 @@ class Gates(NamedTuple):
 
 
 def nowhere(x: Tensor) -> float:
-    """A log scale below that of every key, in the type of x; finite, so that its difference to itself is 0."""
+    """A log scale below every key's, in the type of x; finite, so that its difference to itself is 0."""
     return torch.finfo(x.dtype).min / 4
 
 
@@ -235,12 +235,12 @@ def _summands(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_group(phi_q: Tensor, groups: int) -> Tensor:
-    """Queries (B, H, T, M) as rows (B, G, R T, M), those of heads that share keys one after the other."""
+    """Queries (B, H, T, M) as rows (B, G, R T, M); heads that share keys are neighbours."""
     return upcast(phi_q).unflatten(1, (groups, -1)).flatten(2, 3)
 
 
 def _outputs(total: Tensor, phi_q: Tensor, eps: float, floor: float | Tensor) -> Tensor:
-    """The outputs (B, H, T, V) from those of `_by_group`, not yet normalised."""
+    """The outputs (B, H, T, V), normalised, from the sums of `_by_group`."""
     return normalised(total, eps, floor).view(*phi_q.shape[:-1], -1)
 
 
@@ -252,7 +252,7 @@ def _pairs(scale: Tensor, tops: Tensor, queries: int) -> Tensor:
 
 
 def _factors(scale: Tensor, before: Tensor, tops: Tensor, pairs: Tensor) -> Factors:
-    """For keys of a scale (N, c, 1), the largest before them (N, 1, 1), and those of each row (N, c, 1)."""
+    """For keys of a scale (N, c, 1), the largest before them (N, 1, 1), and the largest up to each row (N, c, 1)."""
     last = tops[:, -1:]  # what the sums after are relative to
     read = (before - tops).exp().repeat(1, pairs.shape[1] // tops.shape[1], 1)
     return Factors(pairs, read, (before - last).exp(), (scale - last).exp())

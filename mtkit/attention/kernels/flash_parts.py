@@ -63,8 +63,8 @@ def can_fuse(q: Tensor, v: Tensor) -> bool:
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Lay], *, scale: float) -> Tensor:
     """The heads' outputs (B, H, T, V) over the keys of all parts, zero where no key is seen.
 
-    q (B, H, T, K), k (B, G, T, K), v (B, G, T, V), of which each of `parts` makes a part; they are called again for the
-    backward pass. No key is in two parts of a query.
+    q (B, H, T, K), k (B, G, T, K), v (B, G, T, V), from which each of `parts` makes a part; they are called again for
+    the backward pass. No key is in two parts of a query.
     """
     with torch.autocast("cpu", enabled=False):
         heads: Tensor = _Fused.apply(parts, scale, q, k, v)  # type: ignore[no-untyped-call]
@@ -223,7 +223,7 @@ def _streams(x: Tensor, layout: WindowLayout) -> Tensor:
 
 
 def _chunks(q: Tensor, k: Tensor, v: Tensor, layout: WindowLayout, valid: Tensor | None) -> Iterator["_Chunk"]:
-    """All blocks, those that share a mask together."""
+    """All blocks; blocks that share a mask are in one chunk."""
     most = max(ROWS_AT_ONCE // (len(q) * q.shape[1] * layout.dilation * layout.block), 1)
     for start, end in layout.groups(valid):
         together = _masks(q, layout, start, end, valid) if layout.alike(start, end, valid) else None

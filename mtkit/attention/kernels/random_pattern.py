@@ -93,8 +93,8 @@ class Random(Drawn):
 class RandomBlocks(Drawn):
     """`count` different blocks of `block` keys per block of queries and head; all candidates if there are no more.
 
-    The candidates are blocks at least `apart` blocks away from the queries' block (0 includes it): those before it if
-    causal, else those of the first `lengths` (B,) keys of each segment. The `first` blocks of the sequence and the
+    The candidates are blocks at least `apart` blocks away from the queries' block (0 includes it): earlier ones if
+    causal, else the blocks of the first `lengths` (B,) keys of each segment. The `first` blocks of the sequence and the
     `last` blocks of each segment are no candidates.
     """
 

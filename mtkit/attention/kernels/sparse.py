@@ -162,7 +162,7 @@ def _attend_streams(
 def _with_rows(
     heads: Tensor, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float, causal: bool, *how: Any
 ) -> Tensor:
-    """The heads' outputs (B, H, T, V), with those of the queries that see all keys in place."""
+    """The heads' outputs (B, H, T, V), including the queries that see all keys."""
     inputs = k, v, scale, causal, *how
     if rows := max((member.count for member in pattern.members if isinstance(member, Rows)), default=0):
         heads = torch.cat([_attend_rows(q[:, :, :rows], *inputs), heads[:, :, rows:]], 2)

@@ -104,7 +104,7 @@ class TileProvider:
     joined = False
     """Whether a query's softmax runs over all tiles that hold it.
 
-    If so, queries are `RowIndex` of a matrix, and those that are not real have the number of rows as index.
+    If so, queries are `RowIndex` of a matrix, and the number of rows is the index of queries that are not real.
     """
 
     exclusive = False

@@ -2,10 +2,10 @@
 
 Paper: Peng, Pappas, Yogatama, Schwartz, Smith and Kong, "Random Feature Attention", ICLR 2021, arXiv 2103.02143,
 section 3.2 (RFA-Gate).
-Departures: those of `rfa`, but for the default number of directions. The magnitude of the denominator is at least 1e-3
+Departures: as in `rfa`, except the default number of directions. The magnitude of the denominator is at least 1e-3
 times the visible keys' remaining gate factors, so that a first token gets its own value at any gate. Dropout acts on
 the outputs of the heads.
-Cost: that of `rfa`: O(T M V) time, O(T) memory for M features. A step reads and writes M V numbers per head, at any
+Cost: as in `rfa`, O(T M V) time, O(T) memory for M features. A step reads and writes M V numbers per head, at any
 position.
 """
 

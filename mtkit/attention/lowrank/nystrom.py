@@ -5,7 +5,7 @@ Self-Attention", AAAI 2021, arXiv 2102.03902, equations 13 to 15. With F, M and 
 between landmarks, the heads are
     F Z B V + DConv(V),  Z_0 = M^T / (|M|_1 |M|_inf),  Z <- 1/4 Z (13 I - M Z (15 I - M Z (7 I - M Z))),
 which iterates Z towards the pseudo-inverse of M. DConv is a convolution over time with one kernel per head.
-Departures: the scale of Z_0 is that of one segment and head (the authors' code takes the largest of the whole batch).
+Departures: Z_0 has one scale for each segment and head (the authors' code takes the largest of the whole batch).
 Landmarks are means of real tokens; each segment has m landmarks or one per token; up to m tokens see all pairs.
 If landmarks resemble each other, M is near-singular and Z has not converged after the paper's 6 iterations: they
 restore 65% of a singular value of 0.03, and 11% of 0.01. Each further iteration restores more, and multiplies rounding

@@ -1,4 +1,4 @@
-"""RealFormer: the scores of each layer are added to those of the layers below, and the softmax is over the sum.
+"""RealFormer: the scores of each layer are added to the scores of the layers below, and the softmax is over the sum.
 
 Paper: He, Ravula, Kanagal and Ainslie, "RealFormer: Transformer Likes Residual Attention", Findings of ACL 2021,
 arXiv 2012.11747, section 3.

@@ -3,7 +3,7 @@
 Paper: Zaheer et al., "Big Bird: Transformers for Longer Sequences", 2020, arXiv 2007.14062, section 2 and appendix D.
 itc: the first and the last blocks of a segment are global: they see all tokens and are seen by all.
 etc: learned vectors before the tokens are global; they use the tokens' projections.
-Departures: blocks are drawn from those that are neither near nor global, so that each key counts once; a draw is a hash
+Departures: drawn blocks are neither near nor global, so that each key counts once; a draw is a hash
 of seed, role, layer, head, block and slot. The last block is the last one of each segment, without padding. Global
 vectors go from layer to layer with their own residual, norms and feed-forward; the last layer of a run does not update
 them, because no layer reads them. In the decoder role (an extension) only the first blocks are global, and blocks are
@@ -115,7 +115,7 @@ class BigBird(PatternAttention):
     def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the pattern's keys, in blocks; carries global vectors (B, n, D).
 
-        Weights are those of tokens for tokens: rows sum to less than 1 by the weights of global vectors.
+        Weights are from tokens to tokens: rows sum to 1 minus the weights of global vectors.
         """
         query_valid = inputs.query_valid
         if not self.nodes:

@@ -320,7 +320,7 @@ def token_lists(
 ) -> Lists:
     """List the keys of each block of tokens: the band, then all nodes, which are numbered after the tokens.
 
-    Labels are those of `RelativeLabels`, or all 0 if clip is 0. The result is cached for all layers: it depends only on
+    Labels are as in `RelativeLabels`, or all 0 if clip is 0. The result is cached for all layers: it depends only on
     the arguments.
     """
     blocks = -(-length // min(max(radius, SHORTEST_BLOCK), LONGEST_BLOCK))

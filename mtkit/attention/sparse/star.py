@@ -4,7 +4,7 @@ Paper: Guo, Qiu, Liu, Shao, Xue and Zhang, "Star-Transformer", NAACL 2019, arXiv
 carry (the paper's): the relay is carried from layer to layer. It reads itself and the tokens with its own projections,
 followed by ReLU and norm; tokens then read their neighbours, themselves and the relay.
 local (an extension): each layer builds its own relay, the result of one query over all tokens, before tokens read it.
-Departures: residual, norm and feed-forward of the tokens are those of the layer. The relay is updated at the start of
+Departures: the tokens use the layer's residual, norm and feed-forward. The relay is updated at the start of
 the next layer, so that the last update, which nothing reads, is left out. The first layer's tokens are the embeddings;
 an embedding's key counts once. The ring connects the real ends of each segment; if both neighbours are the same token,
 it counts once. In the decoder role (an extension, local only) the ring is open, a token sees the token before it, and

@@ -75,7 +75,7 @@ class Phrase:
 
 
 def pronoun(word: str, gender: str = "m") -> Phrase:
-    """Return the pronoun of an English subject form; the gender of "it" is that of its German noun."""
+    """Return the pronoun of an English subject form; "it" has the gender of its German noun."""
     object_form, person, plural, forms = _PRONOUNS[f"it-{gender}" if word == "it" else word]
     german = dict(zip(CASES, forms.split(), strict=False))
     return Phrase(word, object_form, german, person, plural, gender, pronoun=True)
