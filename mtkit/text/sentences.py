@@ -66,8 +66,9 @@ _CLOSING = r"\"'”’»«›‹)\]}」』）】》〉〕］｝＂＇"
 _CONTINUES = _WIDE + ",;:.!?…۔．\u037e)\\]}%‰‱、，！？；：）」』】》〉〕］｝،؛"
 """Characters that begin no sentence: if one of them follows a mark, the sentence continues."""
 
+# atomic groups: with possessive quantifiers of groups, Python 3.11.2 raises SystemError or matches wrongly
 _CLOSES = (
-    rf"(?:[{_CLOSING}]|</[A-Za-z][^<>]*+>|(?<![{_WIDE}”])“)*+"  # “ closes „Ja.“ and opens 他走了。“你好。”“不好。”
+    rf"(?>(?:[{_CLOSING}]|</[A-Za-z][^<>]*+>|(?<![{_WIDE}”])“)*)"  # “ closes „Ja.“ and opens 他走了。“你好。”“不好。”
 )
 _END = re.compile(
     rf"(?P<mark>[{_WIDE}][{_WIDE}.!?…]*+|[.!?…۔．]++|[;\u037e])(?P<closing>{_CLOSES})[{DROPPED}]*+(?P<space>\s*+)"
@@ -75,7 +76,7 @@ _END = re.compile(
 _UNSPOKEN = r"</?[A-Za-z][^<>]*+>|&#?\w++;|(?:[:;=][-'^]?[()\[\]DPpOo/|\\*3]|(?<!\w)[xX]D)(?!\w)"
 """Tags and entities of HTML, and emoticons: letters in them are no text."""
 _NO_TEXT = re.compile(_UNSPOKEN)
-_OPENED = re.compile(rf"(?:{_UNSPOKEN}|_|[^\w{_CONTINUES}])*+")
+_OPENED = re.compile(rf"(?>(?:{_UNSPOKEN}|_|[^\w{_CONTINUES}])*)")
 """Text before the first word of a sentence: quotes, brackets, bullets, symbols, invisible characters."""
 _SPACED_QUOTE = re.compile(r"»\s*+")
 _HIRAGANA, _JAPANESE_OR_CHINESE = re.compile("[\u3041-\u309f]"), re.compile("[\u3041-\u30ff\u3400-\u9fff]")

@@ -1,6 +1,8 @@
 """Where sentences end, in several languages."""
 
+import re
 import unicodedata
+from importlib import import_module
 
 import pytest
 
@@ -132,3 +134,12 @@ def test_decomposed_text_has_the_same_sentences() -> None:
     assert [each.strip() for each in sentences(unicodedata.normalize("NFD", texts[2][1]), "yo")][1:] == [
         unicodedata.normalize("NFD", "Ó lọ.")
     ]
+
+
+@pytest.mark.parametrize("module", ["sentences", "words", "characters", "sampling"])
+def test_no_pattern_repeats_a_group_possessively(module: str) -> None:
+    """Python 3.11.2, the one of Debian 12, raises SystemError for such patterns or matches wrongly."""
+    patterns = [
+        value for value in vars(import_module(f"mtkit.text.{module}")).values() if isinstance(value, re.Pattern)
+    ]
+    assert not [pattern.pattern for pattern in patterns if re.search(r"\)[*+?]\+", pattern.pattern)]
