@@ -149,7 +149,7 @@ def test_runs_with_another_text_are_refused_by_name(trained: Trained, tmp_path: 
     without, another = make_run(tmp_path / "1", sides=("test2",)), make_run(tmp_path / "2", text=100)
     with pytest.raises(MtkitError, match="no test side 'test'"):
         common_side([trained.prepared, without.prepared])
-    with pytest.raises(MtkitError, match=f"side test of {another.prepared.folder} has other text") as raised:
+    with pytest.raises(MtkitError, match=f"the side test of {another.prepared.folder} and ") as raised:
         common_side([trained.prepared, another.prepared])
     assert str(trained.prepared.folder) in str(raised.value)
 

@@ -1,6 +1,6 @@
 """The BLEU that chooses among checkpoints: of text as its language is written, and the one that `score` gives."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -11,6 +11,7 @@ import pytest
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.decoding.held_out import Speed, held_out, save
+from mtkit.decoding.lines.source import SourceLines
 from mtkit.decoding.translate import Translation
 from mtkit.evaluation.report import score_side
 from mtkit.evaluation.systems import run_sides
@@ -52,10 +53,9 @@ def translated(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], No
     """From now on validation's translations are made of its references by this mapping."""
 
     def by(mapping: dict[str, str]) -> None:
-        def translate(model: object, tokenizers: object, lines: Sequence[str], *args: object, **how: Any) -> Any:
-            side = how["directions"]
-            targets = [GERMAN if name.endswith("de") else RIGHT["zh"] for name in side.names_of_lines()]
-            found = [mapping[target[ENGLISH.index(line)]] for line, target in zip(lines, targets, strict=True)]
+        def translate(model: object, tokenizers: object, lines: SourceLines, *args: object, **how: Any) -> Any:
+            targets = [GERMAN if name.endswith("de") else RIGHT["zh"] for name in lines.directions.names_of_lines()]
+            found = [mapping[target[ENGLISH.index(line)]] for line, target in zip(lines.lines, targets, strict=True)]
             return [[Translation(text, 0.0, 0.0, (3,))] for text in found]
 
         monkeypatch.setattr(validation, "translate_lines", translate)
