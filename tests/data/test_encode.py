@@ -133,11 +133,13 @@ def test_a_process_that_is_killed_while_it_answers_is_not_waited_for(folder: Pat
 
 
 INTERRUPTED = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from mtkit.data.encode import Encoder
 from mtkit.data.chunks import chunks
 from mtkit.text.corpora import SegmentPair
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
 
 if __name__ == "__main__":
     os.environ["SLOW"] = "1"
