@@ -209,7 +209,7 @@ def _altered(record: dict[str, Any]) -> list[str]:
     corpora = ((name, corpus) for name, side in sides for corpus in side["corpora"])
     examples = [(name, line) for name, corpus in corpora if (line := corpus.get("altered_line"))]
     if not examples:
-        return ["targets: all can be decoded from their pieces, runs of spaces and spaces at the ends aside"]
+        return ["targets: all can be decoded from their pieces, except runs of spaces and spaces at the ends"]
     counts = [f"{side['altered']:,} in {name}" for name, side in sides if side.get("altered")]
     name, example = examples[0]
     text, decoded = example["text"], example["back"]

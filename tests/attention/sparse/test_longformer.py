@@ -115,3 +115,16 @@ def test_a_segment_of_padding_gives_zero_before_out_proj(tokens: int) -> None:
     output = attention(torch.randn(2, 12, 16), query_valid=valid).output
     torch.testing.assert_close(output[0], attention.out_proj.bias.expand(12, 16))
     assert (output[1] - attention.out_proj.bias).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("dilation", "tokens", "separate"), [(1, 1, True), (2, 3, True), (1, 3, False)])
+@torch.no_grad()
+def test_a_token_sees_its_window_and_the_global_tokens(dilation: int, tokens: int, separate: bool) -> None:
+    """Written out pair by pair, since the naive form takes its mask from the same pattern as the kernel."""
+    options = {"window_radius": 3, "dilation": dilation, "global_tokens": tokens, "global_separate_proj": separate}
+    attention = build("longformer", role="encoder", d_model=16, heads=2, **options).eval()
+    weights = attention(torch.randn(1, 40, 16), need_weights=True).weights
+    for i in range(40):
+        for j in range(40):
+            near = abs(i - j) <= 3 * dilation and (i - j) % dilation == 0
+            assert bool(weights[0, 0, i, j] > 0) == (near or i < tokens or j < tokens), (i, j)
