@@ -85,3 +85,16 @@ def test_external_nodes_are_causal() -> None:
 def test_what_cannot_be_is_refused(role: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(MtkitError, match=message):
         make(role, **options)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@torch.no_grad()
+def test_a_token_sees_itself_and_the_internal_nodes(count: int) -> None:
+    """The equation with its own mask, since the naive form takes its mask from the same pattern as the kernel."""
+    attention, x = make(global_tokens=count), torch.randn(1, 40, 16)
+    q, k, v = (getattr(attention, f"{name}_proj")(x).view(1, 40, 2, 8).transpose(1, 2) for name in "qkv")
+    i, j = torch.arange(40)[:, None], torch.arange(40)
+    seen = (i == j) | (i < count) | (j < count)
+    weights = (q @ k.mT / 8**0.5).masked_fill(~seen, float("-inf")).softmax(-1)
+    expected = attention.out_proj((weights @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x).output, expected, atol=1e-5, rtol=0)
