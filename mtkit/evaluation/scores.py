@@ -280,16 +280,23 @@ def score_of(statistics: Statistics, resampled: Sequence[Any] = ()) -> Score:
         matches, segments = statistics.rows.sum(axis=0).tolist()
         low, high = wilson(matches, segments)
     elif resampled:
-        # sacrebleu's percentiles, but not centred at the mean: a skewed interval would leave the metric's range
-        ordered = sorted(float(each.score) for each in resampled)
-        outside = len(ordered) // 40
-        low, high = ordered[outside], ordered[-1 - outside]
+        low, high = percentiles([float(each.score) for each in resampled])
     return Score(statistics.name, float(result.score), statistics.signature(), low, high)
 
 
-def wilson(matches: float, segments: float) -> tuple[float, float]:
+def percentiles(resampled: Sequence[float]) -> tuple[float, float]:
+    """Return the 2.5 and 97.5 percentiles of the scores of resamples.
+
+    They are sacrebleu's, but not centred at the mean: a skewed interval would leave the metric's range.
+    """
+    ordered = sorted(resampled)
+    outside = len(ordered) // 40
+    return ordered[outside], ordered[-1 - outside]
+
+
+def wilson(matches: float, segments: float, quantile: float = NORMAL) -> tuple[float, float]:
     """Return the 95% confidence interval of the matching share of `segments`, in per cent (Wilson, 1927)."""
-    share, spread = matches / segments, NORMAL**2 / segments
+    share, spread = matches / segments, quantile**2 / segments
     middle = share + spread / 2
     margin = math.sqrt(spread * (share * (1 - share) + spread / 4))
     # rounding can leave the range from 0 to 100

@@ -8,7 +8,7 @@ Scores by source length, which show how an attention mechanism handles long segm
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,18 +116,36 @@ def resample(
     The draws equal those in sacrebleu's bootstrap (Koehn, 2004). sacrebleu sums in single precision, which is exact up
     to 16.7 million; here all sums are exact.
     """
-    segments = len(systems[0][0].rows)
-    generator = np.random.default_rng(seed())
     scores: list[list[list[Any]]] = [[[] for _ in system] for system in systems]
+    for counts in _draws(resamples, len(systems[0][0].rows), progress):
+        for system, found in zip(systems, scores, strict=True):
+            for statistics, results in zip(system, found, strict=True):
+                results.extend(_scores_of(statistics, counts))
+    return scores
+
+
+def resampled_values(systems: Sequence[Statistics], resamples: int, *, progress: ProgressBar = silent) -> Numbers:
+    """Return the scores (systems, resamples) of `resample` for one metric as numbers, which take less memory."""
+    values: list[list[float]] = [[] for _ in systems]
+    for counts in _draws(resamples, len(systems[0].rows), progress):
+        for statistics, results in zip(systems, values, strict=True):
+            results.extend(score.score for score in _scores_of(statistics, counts))
+    return np.array(values, dtype=np.float64)
+
+
+def _draws(resamples: int, segments: int, progress: ProgressBar) -> Iterator[Numbers]:
+    """Yield blocks of resamples: how often each segment was drawn (resamples, segments)."""
+    generator = np.random.default_rng(seed())
     blocks = _blocks(resamples, segments, 1)
     for size in progress(blocks, "bootstrap", len(blocks)):
         drawn = generator.integers(0, segments, size=(size, segments))
-        counts = np.stack([np.bincount(indices, minlength=segments) for indices in drawn]).astype(np.float64)
-        for system, found in zip(systems, scores, strict=True):
-            for statistics, results in zip(system, found, strict=True):
-                sums = (counts @ statistics.rows).astype(np.float32)
-                results += [statistics.metric._compute_score_from_stats(row) for row in sums]
-    return scores
+        yield np.stack([np.bincount(indices, minlength=segments) for indices in drawn]).astype(np.float64)
+
+
+def _scores_of(statistics: Statistics, counts: Numbers) -> list[Any]:
+    """Return sacrebleu's scores of a block of resamples."""
+    sums = (counts @ statistics.rows).astype(np.float32)
+    return [statistics.metric._compute_score_from_stats(row) for row in sums]
 
 
 def shuffle(
