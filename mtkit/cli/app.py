@@ -25,6 +25,7 @@ COMMANDS = (
     "import",
     "export",
     "attentions",
+    "tasks",
     "benchmark",
     "compare",
     "recipes",

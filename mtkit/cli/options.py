@@ -56,8 +56,10 @@ def nonempty(**settings: Any) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not None and value != {}}
 
 
-def parse_options(texts: list[str] | None) -> dict[str, Any]:
-    """Parse --attention-option: ["window_radius=64"] is {"window_radius": 64}. Values are YAML scalars and lists.
+def parse_options(
+    texts: list[str] | None, option: str = "--attention-option", example: str = "window_radius=64"
+) -> dict[str, Any]:
+    """Parse the values of `option`: ["window_radius=64"] is {"window_radius": 64}. Values are YAML scalars and lists.
 
     Raises: MtkitError.
     """
@@ -69,14 +71,14 @@ def parse_options(texts: list[str] | None) -> dict[str, Any]:
     for text in texts or []:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise MtkitError(f"--attention-option {cut(text)}: write KEY=VALUE, as in window_radius=64")
+            raise MtkitError(f"{option} {cut(text)}: write KEY=VALUE, as in {example}")
         if key in options:
-            raise MtkitError(f"--attention-option {cut(text)}: {cut(key)} is given twice; keep one of them")
+            raise MtkitError(f"{option} {cut(text)}: {cut(key)} is given twice; keep one of them")
         try:
             options[key] = load_yaml(value)
         except yaml.YAMLError as error:
             raise MtkitError(
-                f"--attention-option {cut(text)}: {shown(value)} is not a YAML value such as 64, true or [1, 2]"
+                f"{option} {cut(text)}: {shown(value)} is not a YAML value such as 64, true or [1, 2]"
             ) from error
     return options
 

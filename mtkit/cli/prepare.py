@@ -2,11 +2,11 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from mtkit.cli.options import RecipeFile, nonempty
+from mtkit.cli.options import RecipeFile, nonempty, parse_options
 from mtkit.cli.progress import note, through
 from mtkit.errors import RecipeError
 
@@ -28,7 +28,8 @@ def prepare(
     ] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Maximum vocabulary size.  [default: 8,000]")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="bpe|unigram", help="Segmentation algorithm.  [default: bpe]")
+        str | None,
+        typer.Option(metavar="bpe|unigram|words", help="Segmentation algorithm.  [default: bpe; words for tasks]"),
     ] = None,
     normalization: Annotated[
         str | None,
@@ -44,7 +45,14 @@ def prepare(
     sentences: Annotated[
         int | None, typer.Option(help="Built-in corpus: sentences per document.  [default: 1]")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Built-in corpus: random seed.  [default: 1]")] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Built-in task, from `mtkit tasks`, instead of text.")
+    ] = None,
+    task_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Setting of the task, e.g. longest=40, train=50000; repeatable."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Built-in corpus and tasks: random seed.  [default: 1]")] = None,
     keep_misaligned: Annotated[
         bool, typer.Option("--keep-misaligned", help="Accept sides whose lines seem misaligned.")
     ] = False,
@@ -63,22 +71,25 @@ def prepare(
 ) -> None:
     """Prepare text for training: tokenizer and encoded corpora.
 
-    Text files are UTF-8 with one segment per line, plain or gzipped (.gz). Without --train and --recipe, the built-in
-    corpus is used. The `data` section of a recipe has more options: tables, data sets, several corpora, directions and
-    test sides, documents, cleaning, translations by a run. If the data exists, the command does nothing; other settings
-    or text need --overwrite or another --data folder. After a kill, the same command starts again; with more than a
-    million training pairs, it resumes.
+    Text files are UTF-8 with one segment per line, plain or gzipped (.gz). Without --train and --recipe, a built-in
+    task (--task) or the built-in corpus is used. The `data` section of a recipe has more options: tables, data sets,
+    several corpora, directions and test sides, documents, cleaning, translations by a run. If the data exists, the
+    command does nothing; other settings or text need --overwrite or another --data folder. After a kill, the same
+    command starts again; with more than a million training pairs, it resumes.
 
     \b
     Examples:
       mtkit prepare
       mtkit prepare --sentences 8 --data documents
+      mtkit prepare --task copy --task-option longest=40 --data copy
       mtkit prepare --train a.en a.de --valid b.en b.de --test c.en c.de
       mtkit prepare --train a.en a.de --valid b.en b.de --part 2/8      # on any machine; then the same with --join
       mtkit prepare --tokenizer-from opus --train a.en a.de --valid b.en b.de    # for mtkit train --init-from opus
     """
     if workers is not None and not 1 <= workers <= 1024:
         raise RecipeError(f"--workers {workers}: give 1 to 1,024 processes")
+    if task_option and task is None and recipe is None:
+        raise RecipeError("--task-option applies to a built-in task; give --task NAME (`mtkit tasks` lists them)")
     if part is not None and join:
         raise RecipeError("--part prepares a part and --join joins the parts; leave one out")
     overrides = nonempty(
@@ -89,7 +100,8 @@ def prepare(
         tokenizer_from=tokenizer_from,
         source_language=source_language,
         target_language=target_language,
-        builtin=nonempty(sentences=sentences, seed=seed),
+        builtin=nonempty(sentences=sentences),
+        task=_task(task, task_option),
         cleaning=nonempty(misaligned=keep_misaligned or None, overlap=False if keep_overlap else None),
         tokenizer=nonempty(
             vocabulary=vocabulary,
@@ -107,10 +119,14 @@ def prepare(
     from mtkit.storage.jobs import Part
 
     settings = load_recipe(recipe, {"data": overrides})
+    if seed is not None:
+        drawn = "builtin" if settings.data.task is None else "task"
+        overrides[drawn] = {**overrides.get(drawn, {}), "seed": seed}
+        settings = load_recipe(recipe, {"data": overrides})
     text = settings.data
     if text.train and not (sentences is None and seed is None):
         other = "leave --train out" if train else f"use a recipe without training text; {recipe} has some"
-        raise RecipeError(f"--sentences and --seed apply to the built-in corpus only; leave them out, or {other}")
+        raise RecipeError(f"--sentences and --seed apply to built-in text only; leave them out, or {other}")
     if any(corpus.translated_by for corpus in text.train):
         from mtkit.decoding.translated_text import with_translations
 
@@ -131,8 +147,18 @@ def prepare(
         options["--name"] = Path(recipe.stem)
     typed = "".join(f" {option} {shlex.quote(str(value))}" for option, value in options.items() if value is not None)
     if not options.keys() & {"--init-from", "--name"}:
-        typed += " --preset small" if train else " --attention longformer"
+        typed += " --preset small" if train else "" if text.task is not None else " --attention longformer"
     typer.echo(f"\nNext: mtkit train{typed}")
+
+
+def _task(name: str | None, options: list[str] | None) -> dict[str, Any]:
+    """Return the settings of `data.task`; options that are no settings of every task are the task's own."""
+    from mtkit.recipe.task import TaskSettings
+
+    settings = parse_options(options, "--task-option", "longest=40")
+    common = {key: value for key, value in settings.items() if key in TaskSettings.model_fields}
+    own = {key: value for key, value in settings.items() if key not in common}
+    return nonempty(**{"name": name, **common}, options=own)
 
 
 def _corpus(files: _Files) -> list[dict[str, Path]] | None:

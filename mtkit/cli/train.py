@@ -161,10 +161,11 @@ def train(
 def _changed(prepared: "DataSettings", wanted: "DataSettings") -> list[str]:
     """List the data settings of a recipe that differ from the settings of prepared data."""
     from mtkit.data.place import prepared_by
+    from mtkit.data.resolve import with_task_defaults
     from mtkit.recipe import differences
 
     detected = {"source_language", "target_language"} - wanted.model_fields_set  # set by prepare from the text
-    wanted = wanted.model_copy(update={name: getattr(prepared, name) for name in detected})
+    wanted = with_task_defaults(wanted.model_copy(update={name: getattr(prepared, name) for name in detected}))
     keys = {*wanted.model_fields_set, *(("corpora",) if "train" in wanted.model_fields_set else ())}
     of_data, of_recipe = (
         {key: value for key, value in prepared_by(settings).items() if key in keys} for settings in (prepared, wanted)

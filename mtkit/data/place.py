@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mtkit.data.builtin.corpus import corpus as builtin_corpus
+from mtkit.data.builtin.registry import builtin_sides
 from mtkit.data.prepared import read_record
 from mtkit.data.vocabulary import vocabulary_of
 from mtkit.errors import DataError
@@ -36,18 +36,21 @@ def _describe_inputs(settings: DataSettings, facts: Mapping[str, Sequence[Facts]
     folder = settings.tokenizer_from
     tokenizer = {} if folder is None else {"the tokenizer": {"sha256": vocabulary_of(folder / "tokenizer")}}
     if not settings.train:
-        # the held-out sides represent the corpus: they change when the grammar or a seed does
-        drawn = builtin_corpus(settings.builtin)
-        texts = (f"{pair.source}\n{pair.target}\n" for name in ("valid", "test") for pair in drawn[name]())
+        # the held-out sides represent the corpus: they change when the grammar, the generator or a seed does
+        drawn = [side for name, side in builtin_sides(settings).items() if name != "train"]
+        texts = (f"{pair.source}\n{pair.target}\n" for side in drawn for pair in side.draw())
         digest = hashlib.sha256("".join(texts).encode()).hexdigest()
-        return {"built-in corpus": {"sha256": digest}, **tokenizer}
+        name = "built-in corpus" if settings.task is None else "task"
+        return {name: {"sha256": digest}, **tokenizer}
     named = (pair for side, corpora in facts.items() for pair in zip(_names(side, corpora), corpora, strict=True))
     return {**{name: asdict(corpus) for name, corpus in named}, **tokenizer}
 
 
 def prepared_by(settings: DataSettings) -> dict[str, Any]:
     """Return the settings that decide what is prepared, without paths: text is compared by content."""
-    unused = {"folder", "train", "valid", "test", "tokenizer_from"} | ({"builtin"} if settings.train else set())
+    unused = {"folder", "train", "valid", "test", "tokenizer_from"}
+    unused |= {"builtin"} if settings.train or settings.task is not None else set()
+    unused |= {"task"} if settings.task is None else set()
     sides = {"train": settings.train, "valid": settings.valid, **settings.test}
     corpora = {
         name: {
@@ -88,11 +91,14 @@ def check_place(folder: Path, sides: Corpora, tokenizer_from: Path | None) -> No
 
 def check_contents(folder: Path, sides: Iterable[str]) -> None:
     """Raises: DataError if the folder holds a file that `prepare` did not write, by its record or these `sides`."""
+    ends: list[str] = []
     with suppress(DataError):  # no record, or a damaged one
-        sides = [*sides, *read_record(folder)["sides"]]
+        record = read_record(folder)
+        sides = [*sides, *record["sides"]]
+        ends = [str(record["settings"].get(language)) for language in ("source_language", "target_language")]
     names = {"prepared.json", *(f"tokenizer/{name}.model" for name in ("joint", "source", "target", "folding"))}
     names |= {f"{name}.arrow" for name in ("train", "valid", "test", *sides)}
-    names |= {f"text/{name}.{language}" for name in ("train", "valid", "test") for language in ("en", "de")}
+    names |= {f"text/{name}.{end}" for name in ("train", "valid", "test", *sides) for end in ("en", "de", *ends)}
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     if others := sorted(files - names):
         more = f" and {len(others) - 1:,} other files" if len(others) > 1 else ""

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from mtkit.data import shards
-from mtkit.data.builtin.corpus import corpus as builtin_corpus
+from mtkit.data.builtin.registry import builtin_sides
 from mtkit.data.chunks import SideText
 from mtkit.data.cleaning import REASONS, Repeats, Seen
 from mtkit.data.encode import Encoder
 from mtkit.data.place import Corpora, check_contents, check_place, identify, prepared_by
 from mtkit.data.prepared import FORMAT, Record, open_prepared, read_record
-from mtkit.data.resolve import with_languages, with_named_sets, with_tokenizer
+from mtkit.data.resolve import with_languages, with_named_sets, with_task_defaults, with_tokenizer
 from mtkit.data.shards import Shards, check_joined
 from mtkit.data.sides import SideWriter
 from mtkit.data.vocabulary import TextSample, copy_tokenizers, make_tokenizers, vocabulary_of
@@ -80,7 +80,7 @@ def prepare(
     corpus is too small; with `join`, if a part is missing, or has other text, settings or tokenizer; MtkitError if
     another process is preparing the same folder.
     """
-    settings, notes = with_languages(with_tokenizer(settings))
+    settings, notes = with_languages(with_task_defaults(with_tokenizer(settings)))
     settings = with_named_sets(settings)
     folder = settings.folder
     sides = _sides(settings)
@@ -215,7 +215,7 @@ def _about(settings: DataSettings, made_of: str) -> dict[str, Any]:
 
 def _check_own_text(settings: DataSettings) -> None:
     if not settings.train:
-        raise DataError("the built-in corpus is not prepared in parts; give your own text with --train and --valid")
+        raise DataError("built-in text is not prepared in parts; give your own text with --train and --valid")
 
 
 def _check_parts(settings: DataSettings) -> list[Shards]:
@@ -294,7 +294,7 @@ def _sides(settings: DataSettings) -> Corpora:
                     "mtkit.decoding.translated_text.with_translations(settings) first"
                 )
         return {"train": settings.train, "valid": settings.valid, **settings.test}
-    if (settings.source_language, settings.target_language) != ("en", "de"):
+    if settings.task is None and (settings.source_language, settings.target_language) != ("en", "de"):
         raise DataError(
             f"the built-in corpus translates en to de, not {settings.source_language} to {settings.target_language}; "
             f"give your own text with --train and --valid"
@@ -307,7 +307,8 @@ def _check_size(settings: DataSettings, pairs: int | None, left_out: dict[str, i
         reasons = [f"{number:,} {REASONS[reason]}" for reason, number in (left_out or {}).items() if number]
         besides = f"; left out: {', '.join(reasons)}" if reasons else ""
         more = f" and {len(settings.train) - 1} more corpora" if len(settings.train) > 1 else ""
-        where = f"{name_of(settings.train[0])}{more} hold" if settings.train else "data.builtin.train gives"
+        builtin = "builtin" if settings.task is None else "task"
+        where = f"{name_of(settings.train[0])}{more} hold" if settings.train else f"data.{builtin}.train gives"
         raise DataError(
             f"{where} {pairs} usable training pairs, too few to train on; give {LEAST_PAIRS} at the very least{besides}"
             + " (--keep-overlap, or data.cleaning.overlap: false, keeps these)" * bool((left_out or {}).get("overlap"))
@@ -332,17 +333,17 @@ def _fingerprint(identity: dict[str, Any], tokenizer: Path) -> str:
 
 
 def _write_builtin(settings: DataSettings, folder: Path, progress: ProgressBar) -> Corpora:
-    """Draw the built-in corpus into plain text files, which are prepared like other text."""
+    """Draw the built-in corpus or task into plain text files, which are prepared like other text."""
     folder.mkdir()
     sides: Corpora = {}
-    for name, draw in builtin_corpus(settings.builtin).items():
-        paths = folder / f"{name}.en", folder / f"{name}.de"
+    for name, side in builtin_sides(settings).items():
+        paths = folder / f"{name}.{settings.source_language}", folder / f"{name}.{settings.target_language}"
         with (
             paths[0].open("w", encoding="utf-8", newline="") as source,
             paths[1].open("w", encoding="utf-8", newline="") as target,
         ):
-            for segment in progress(draw(), f"drawing {name}", getattr(settings.builtin, name)):
-                source.write(segment.source + "\n")
-                target.write(segment.target + "\n")
+            for pair in progress(side.draw(), f"drawing {name}", side.size):
+                source.write(pair.source + "\n")
+                target.write(pair.target + "\n")
         sides[name] = (Corpus(source=paths[0], target=paths[1]),)
     return sides

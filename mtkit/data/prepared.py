@@ -23,6 +23,7 @@ import pyarrow as pa
 from pydantic import StringConstraints, ValidationError
 from typing_extensions import TypedDict
 
+from mtkit.data.builtin.registry import side_lengths
 from mtkit.data.columns import AGAIN, Column, Mapped, MappedFile, Texts, Tokens
 from mtkit.errors import DataError
 from mtkit.recipe.data import DataSettings
@@ -244,7 +245,8 @@ _COLUMNS = {
 def _check_sides(sides: Mapping[str, Side], settings: DataSettings, record: Record) -> None:
     """Raises: ValueError if the sides or their counts do not match the settings."""
     corpora = {"train": settings.train, "valid": settings.valid, **settings.test} if settings.train else {}
-    if set(sides) != set(corpora or ("train", "valid", "test")):
+    builtin = ("train", "valid", "test") if settings.task is None else side_lengths(settings.task)
+    if set(sides) != set(corpora or builtin):
         raise ValueError(f"it has the sides {', '.join(sides)}")
     for name, side in sides.items():
         if len(record["sides"][name]["corpora"]) != len(corpora.get(name, "1")):

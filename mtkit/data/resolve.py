@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from mtkit.data.builtin.registry import find_task
 from mtkit.data.prepared import open_prepared
 from mtkit.errors import DataError, did_you_mean, shown
 from mtkit.recipe import make_recipe
@@ -101,6 +102,23 @@ def _format(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def with_task_defaults(settings: DataSettings) -> DataSettings:
+    """Return the settings with the languages and the tokenizer settings of their task, as far as they name none.
+
+    Settings without a task are unchanged. Raises: RecipeError for an unknown task.
+    """
+    if settings.task is None:
+        return settings
+    task, update = find_task(settings.task.name), dict[str, Any]()
+    for field, language in zip(("source_language", "target_language"), task.languages, strict=True):
+        if field not in settings.model_fields_set:
+            update[field] = language
+    if settings.tokenizer_from is None:
+        unset = {key: value for key, value in task.tokenizer.items() if key not in settings.tokenizer.model_fields_set}
+        update["tokenizer"] = settings.tokenizer.model_copy(update=unset)
+    return settings.model_copy(update=update)
 
 
 def with_languages(settings: DataSettings) -> tuple[DataSettings, list[str]]:

@@ -1,4 +1,4 @@
-"""The recipe's data settings: corpora, tokenizer, documents and cleaning."""
+"""The recipe's data settings: corpora, built-in corpus and tasks, tokenizer, documents and cleaning."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from mtkit.recipe.settings import PositiveFloat, PositiveInt, Seed, Settings
+from mtkit.recipe.task import Task
 
 
 class Corpus(Settings):
@@ -105,8 +106,8 @@ class Grammar(Settings):
 class TokenizerSettings(Settings):
     """The sentencepiece model, trained on the training text."""
 
-    kind: Literal["bpe", "unigram"] = "bpe"
-    """The segmentation algorithm."""
+    kind: Literal["bpe", "unigram", "words"] = "bpe"
+    """The segmentation algorithm. words: each word of the training text is a piece. Default of tasks: words."""
     joint: bool = True
     """One vocabulary for both languages. `model.tie: all` needs it."""
     vocabulary: int = Field(default=8_000, gt=0, le=1_000_000)
@@ -115,7 +116,7 @@ class TokenizerSettings(Settings):
     """Normalisation rule of sentencepiece for source text. Target text is not normalised: a model could not generate
     the characters that normalisation removes."""
     byte_fallback: bool = True
-    """Encode characters outside the vocabulary as bytes, so that no piece is unknown."""
+    """Encode characters outside the vocabulary as bytes, so that no piece is unknown. Default of tasks: false."""
 
 
 class DocumentSettings(Settings):
@@ -176,7 +177,7 @@ BESIDE = (".source", ".reference", ".direction", ".nbest")
 
 
 class DataSettings(Settings):
-    """Corpora and their preparation. Without training text, the built-in corpus is used."""
+    """Corpora and their preparation. Without training text and task, the built-in corpus is used."""
 
     folder: Path = Path("mtkit-data")
     """Folder of the prepared data."""
@@ -195,6 +196,8 @@ class DataSettings(Settings):
     target_language: Language = "de"
     """Target language of corpora without a direction. Default: as for the source, else de."""
     builtin: Grammar = Grammar()
+    task: Task | None = None
+    """A built-in task instead of text: its name, or its settings. `mtkit tasks` lists the tasks."""
     tokenizer: TokenizerSettings = TokenizerSettings()
     tokenizer_from: Path | None = None
     """Run (name or folder) or folder of prepared data whose tokenizer is used instead of a new one, e.g. for a training
@@ -215,6 +218,19 @@ class DataSettings(Settings):
     @property
     def _direction(self) -> str:
         return f"{self.source_language}-{self.target_language}"
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.task is not None and (self.train or self.valid or self.test):
+            raise ValueError(
+                f"data.task = {self.task.name} draws its own text; leave out data.train, data.valid and data.test "
+                "(--train, --valid, --test), or the task (--task)"
+            )
+        if self.task is not None and self.builtin != Grammar():
+            raise ValueError(
+                f"data.task = {self.task.name} and data.builtin are two sources of text; leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _training_text_comes_with_validation_text(self) -> Self:

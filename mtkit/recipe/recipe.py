@@ -23,6 +23,7 @@ from mtkit.recipe.settings import (
     TrainingSettings,
     run_folder_of,
 )
+from mtkit.recipe.task import with_task
 from mtkit.storage.records import as_python, explain
 
 Layers = Annotated[int, Field(gt=0, le=10_000)]
@@ -212,6 +213,7 @@ def overridden(settings: Mapping[str, Any], above: Mapping[str, Any], origin: st
 
     Raises: RecipeError that starts with `origin`, if `above` would replace an invalid value with a mapping.
     """
+    settings, above = with_task(settings), with_task(above)
     if _replaces(settings, above):
         make_recipe(settings, origin)
     return merged(settings, above)

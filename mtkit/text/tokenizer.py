@@ -16,7 +16,7 @@ from mtkit.errors import DataError
 from mtkit.recipe.data import TokenizerSettings
 from mtkit.storage.files import writing
 from mtkit.text.characters import Folding, has_invisible
-from mtkit.text.model_file import keeps_text
+from mtkit.text.model_file import ModelFile, keeps_text
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 """The ids of padding, unknown, beginning and end in every model."""
@@ -29,6 +29,9 @@ SPECIALS = ("< pad>", "< unk>", "< s>", "< /s>", "< break>")
 
 TAGS = ("< 2{}>", ">>{}<<")
 """The text of a target language's tag: mtkit's, with a space like the specials, and OPUS-MT's."""
+
+_UNUSED = "< unused{}>"
+"""The text of a piece that only makes the vocabulary size a multiple of 8."""
 
 _MULTIPLE = 8
 """Vocabulary sizes are multiples of it, so that products over the vocabulary run at full speed on tensor cores."""
@@ -44,6 +47,9 @@ _BYTES = 256
 
 _SPACE = "\u2581"
 """sentencepiece's mark of a space."""
+
+_LONGEST_PIECE = 7_999
+"""Bytes; sentencepiece loads no model with a longer piece."""
 
 _LONGEST_LINE = 1 << 24
 """Bytes; training ignores longer lines (sentencepiece's default, 4,192, would ignore most documents)."""
@@ -164,16 +170,21 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return one line of text, without specials, tags and breaks; bytes that are not UTF-8 become U+FFFD."""
         text: str = self._processor.decode([int(piece) for piece in ids if piece > EOS])
-        return text.replace("\n", " ")
+        return _spaced(text).replace("\n", " ")
 
     def altered(self, lines: Sequence[str], pieces: Sequence[list[int]], threads: int = -1) -> list[bool]:
         """Return whether decoding each line's pieces gives another text, spaces aside."""
         doubtful = [row for row, line in enumerate(lines) if _SPACE in line or not self._spells_all]
         decoded: list[str] = self._processor.decode([pieces[row] for row in doubtful], num_threads=threads)
         altered = [False] * len(lines)
-        for row, text in zip(doubtful, decoded, strict=True):
+        for row, text in zip(doubtful, map(_spaced, decoded), strict=True):
             altered[row] = lines[row] != text and " ".join(filter(None, lines[row].split(" "))) != text
         return altered
+
+
+def _spaced(text: str) -> str:
+    """Replace the marks of spaces that are left in decoded text: models of words spell them, too, as bytes."""
+    return text.replace(_SPACE, " ").strip(" ") if _SPACE in text else text
 
 
 @dataclass(frozen=True)
@@ -213,22 +224,52 @@ def train_tokenizer(
     """Train a sentencepiece model on `lines`, which may be iterated several times, and write it to `path`.
 
     It has a tag for each target language of `languages`, in their order. The vocabulary size of the settings is rounded
-    down to a multiple of 8, or to the largest one that the text supports. The same lines and settings give the same
-    file, on any number of processors.
+    down to a multiple of 8, or to the largest one that the text supports. A model of words has the most frequent ones;
+    if it has all words of the text, its size is rounded up with unused pieces. The same lines and settings give the
+    same file, on any number of processors.
 
     Raises: DataError if the vocabulary is too small for the text's characters, or the text for any vocabulary.
     """
     size = max(settings.vocabulary, _MULTIPLE) // _MULTIPLE * _MULTIPLE
-    model, supported = _attempt(lines, settings, size, languages)
+    control = [SPECIALS[BREAK], *(TAGS[0].format(language) for language in languages)]
+    if settings.kind == "words":
+        _check_room(settings, 4 + len(control))
+    model, supported = _attempt(lines, settings, size, control)
     lowered = supported is not None
+    if supported is not None and settings.kind == "words":  # a lower size would leave words out
+        control += [_UNUSED.format(number) for number in range(-supported % _MULTIPLE)]
+        size = -(-supported // _MULTIPLE) * _MULTIPLE
+        model, supported = _attempt(lines, settings, size, control)
     while supported is not None:
         size = min(supported, size - 1) // _MULTIPLE * _MULTIPLE
-        model, supported = _attempt(lines, settings, size, languages)
+        model, supported = _attempt(lines, settings, size, control)
     if lowered and settings.kind == "bpe":
-        model, _ = _attempt(lines, settings, min(size, _reached(model, lines)), languages)
+        model, _ = _attempt(lines, settings, min(size, _reached(model, lines)), control)
     with writing(path) as temporary:
         temporary.write_bytes(model)
     return Tokenizer.load(path)
+
+
+def _check_room(settings: TokenizerSettings, specials: int) -> None:
+    """Raises: DataError if a vocabulary of words has no room for a word."""
+    needed = specials + _BYTES * settings.byte_fallback
+    if settings.vocabulary // _MULTIPLE * _MULTIPLE <= needed:
+        bytes_ = f", {_BYTES} of them for bytes (data.tokenizer.byte_fallback: false saves these)"
+        raise DataError(
+            f"data.tokenizer.vocabulary = {settings.vocabulary} is too small for words: there are {needed} special "
+            f"pieces{bytes_ * settings.byte_fallback}; choose {(needed // _MULTIPLE + 1) * _MULTIPLE} or more "
+            "(--vocabulary)"
+        )
+
+
+def _check_words(model: bytes) -> None:
+    """Raises: DataError if a word of the model is too long for sentencepiece to load it."""
+    longest = max((piece.text for piece in ModelFile.read(model).pieces), key=lambda text: len(text.encode()))
+    if (size := len(longest.encode())) > _LONGEST_PIECE:
+        raise DataError(
+            f"no words vocabulary can be made from the training text: it has a word of {size:,} bytes, "
+            f"{longest[1:21]!r}...; choose bpe (--tokenizer bpe), or break it up"
+        )
 
 
 def _reached(model: bytes, lines: Iterable[str]) -> int:
@@ -247,9 +288,9 @@ def _reached(model: bytes, lines: Iterable[str]) -> int:
 
 
 def _attempt(
-    lines: Iterable[str], settings: TokenizerSettings, size: int, languages: Sequence[str]
+    lines: Iterable[str], settings: TokenizerSettings, size: int, control: list[str]
 ) -> tuple[bytes, int | None]:
-    """Train a model of `size` pieces; if the text supports fewer, return no model and their number."""
+    """Train a model of `size` pieces, `control` among them; if the text supports fewer, return only their number."""
     model, failed = io.BytesIO(), list[BaseException]()
 
     def watched_lines() -> Iterator[str]:
@@ -263,11 +304,11 @@ def _attempt(
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=watched_lines(),
             model_writer=model,
-            model_type=settings.kind,
+            model_type="word" if settings.kind == "words" else settings.kind,
             vocab_size=size,
             normalization_rule_name="identity",
             byte_fallback=settings.byte_fallback,
-            character_coverage=_COVERAGE,
+            character_coverage=1.0 if settings.kind == "words" else _COVERAGE,
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,
@@ -276,7 +317,7 @@ def _attempt(
             unk_piece=SPECIALS[UNK],
             bos_piece=SPECIALS[BOS],
             eos_piece=SPECIALS[EOS],
-            control_symbols=[SPECIALS[BREAK], *(TAGS[0].format(language) for language in languages)],
+            control_symbols=control,
             max_sentence_length=_LONGEST_LINE,
             num_threads=_THREADS,
             minloglevel=2,
@@ -287,6 +328,8 @@ def _attempt(
         if high := re.search(r"size too high .*<= (\d+)", str(error)):
             return b"", int(high[1])
         raise _training_error(str(error), lines, settings, size) from error
+    if settings.kind == "words":
+        _check_words(model.getvalue())
     return model.getvalue(), None
 
 

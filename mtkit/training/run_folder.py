@@ -43,7 +43,11 @@ def trained_on(run: Run) -> list[str]:
     data = run.recipe.data
     corpora = [corpus.label for corpus in data.train]
     if not corpora and run.about.get("data") is not None:
-        corpora = [f"the built-in corpus of mtkit, seed {data.builtin.seed}"]
+        corpora = [
+            f"the built-in corpus of mtkit, seed {data.builtin.seed}"
+            if data.task is None
+            else f"the task {data.task.name} of mtkit, seed {data.task.seed}"
+        ]
     lengths = run.about.get("lengths") or {}
     pairs = {direction: sum(bin_.pairs for bin_ in stored.bins) for direction, stored in lengths.items()}
     return [*corpora, *(f"{direction}: {count:,} training pairs" for direction, count in pairs.items())]

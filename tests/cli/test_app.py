@@ -39,6 +39,7 @@ def test_help_loads_nothing_heavy(command: str) -> None:
         (["attentions", "longfromer"], ["longfromer", "did you mean 'longformer'"]),
         (["train", "--attention", "averge"], ["averge", "did you mean 'average'"]),
         (["train", "--encoder-attention", "average"], ["average", "encoder", "decoder"]),
+        (["tasks", "copi"], ["copi", "did you mean 'copy'"]),
         (["train"], ["mtkit prepare"]),
         (["translate"], ["mtkit train"]),
         (["score"], ["mtkit train"]),

@@ -41,6 +41,42 @@ def test_the_built_in_corpus_is_prepared_once(tmp_path: Path, recipe: Path) -> N
     assert builtin == {"seed": 5, "train": 60, "valid": 5, "test": 5, "sentences": 3}
 
 
+def test_a_task_is_prepared_with_its_options(tmp_path: Path) -> None:
+    small = ("train=60", "valid=5", "test=5", "vocabulary=50", "longer=[2]")
+    options = [word for option in small for word in ("--task-option", option)]
+    first = run(tmp_path, "--task", "reverse", "--seed", "3", *options)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.endswith("Next: mtkit train\n")
+    prepared = open_prepared(tmp_path / "mtkit-data")
+    task = prepared.settings.task
+    assert task is not None
+    assert (task.name, task.seed, task.train, task.options) == ("reverse", 3, 60, {"vocabulary": 50})
+    assert list(prepared.tests) == ["test", "test-2x"]
+    (tmp_path / "r.yaml").write_text("data: {task: reverse, tokenizer: {kind: bpe}}\n")
+    changed = run(tmp_path, "--recipe", "r.yaml", "--seed", "4", *options)
+    assert changed.returncode == 2
+    assert "task.seed: 3 -> 4" in changed.stderr
+    assert "tokenizer.kind: words -> bpe" in changed.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--task", "copi"), "no task 'copi' (did you mean 'copy'?); `mtkit tasks` lists: copy"),
+        (("--task", "copy", "--task-option", "longer"), "--task-option longer: write KEY=VALUE, as in longest=40"),
+        (("--task-option", "longest=3"), "--task-option applies to a built-in task; give --task NAME"),
+        (("--task", "copy", "--train", "a.en", "a.de"), "leave out data.train"),
+        (("--task", "copy", "--sentences", "3"), "leave one of them out"),
+        (("--task", "copy", "--part", "1/2"), "built-in text is not prepared in parts"),
+    ],
+)
+def test_wrong_options_of_tasks_are_refused(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    refused = run(tmp_path, *options)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_training_text_that_is_held_out_too_can_be_kept(tmp_path: Path) -> None:
     for side in ("en", "fr"):
         (tmp_path / f"a.{side}").write_text("".join(f"{side} {number} dogs by the sea\n" for number in range(50)))
@@ -96,8 +132,8 @@ def test_own_text_and_options_arrive(tmp_path: Path) -> None:
     [
         (("--train", "none.en", "none.de", "--valid", "none.en", "none.de"), "no file none.en"),
         (("--train", "a", "b"), "give --valid SRC TGT (data.valid in a recipe)"),
-        (("--train", "a", "b", "--valid", "a", "b", "--seed", "3"), "apply to the built-in corpus"),
-        (("--tokenizer", "words"), "data.tokenizer.kind"),
+        (("--train", "a", "b", "--valid", "a", "b", "--seed", "3"), "apply to built-in text only"),
+        (("--tokenizer", "word"), "data.tokenizer.kind"),
         (("--vocabulary", "0"), "data.tokenizer.vocabulary"),
         (("--workers", "0"), "--workers 0"),
         (("--target-language", ""), "give one word"),

@@ -336,9 +336,9 @@ def test_sides_that_do_not_match_are_refused_before_all_is_encoded(settings: Dat
 
 
 def test_the_built_in_corpus_has_no_parts(tmp_path: Path) -> None:
-    with pytest.raises(MtkitError, match="the built-in corpus is not prepared in parts"):
+    with pytest.raises(MtkitError, match="built-in text is not prepared in parts"):
         prepare_part(DataSettings(folder=tmp_path / "data"), Part(1, 2))
-    with pytest.raises(MtkitError, match="the built-in corpus is not prepared in parts"):
+    with pytest.raises(MtkitError, match="built-in text is not prepared in parts"):
         prepare(DataSettings(folder=tmp_path / "data"), join=True)
 
 

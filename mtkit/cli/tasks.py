@@ -1,0 +1,22 @@
+"""`mtkit tasks`: list the built-in tasks, or show one with its options and an example."""
+
+from typing import Annotated
+
+import typer
+
+
+def tasks(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this task with its options.")] = None,
+) -> None:
+    """List the built-in tasks, or show one with its options and an example.
+
+    A task is text drawn from a seed that tells attention mechanisms apart: `mtkit prepare --task NAME`.
+
+    \b
+    Examples:
+      mtkit tasks
+      mtkit tasks copy
+    """
+    from mtkit.data.builtin.registry import describe, table
+
+    typer.echo(table() if name is None else describe(name))
