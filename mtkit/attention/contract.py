@@ -235,6 +235,15 @@ class Attention(nn.Module):
     def after_update(self, update: int, total_updates: int) -> None:
         """Apply changes between updates: redraws, decays, moving statistics. Called after each optimiser update."""
 
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Return what the mechanism has learned that a reader can interpret, by name: (H,), or (H, n) per head.
+
+        Rows are heads (softmaxes, if these have another number); one row: all heads share it; a row of NaN: the head
+        has none. If a name ends in "by distance", n is 2 c + 1, and the columns are distances j - i from -c to c.
+        Numbers that depend on tokens are means over the real tokens of `inputs`, and left out without inputs.
+        """
+        return {}
+
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Load the weights of a `full` attention (its `state_dict`) whose names and shapes this mechanism has.
 
@@ -245,6 +254,25 @@ class Attention(nn.Module):
             name: value for name, value in full_state.items() if name in state and state[name].shape == value.shape
         }
         self.load_state_dict(matching, strict=False)
+
+
+def token_means(values: Tensor, valid: Tensor | None) -> Tensor:
+    """Return the means (H, ...) of values (B, H, T, ...) over real tokens, valid (B, T); for `learned_numbers`."""
+    if valid is None:
+        return values.float().mean((0, 2))
+    return values.float().transpose(1, 2)[valid].mean(0)
+
+
+def for_heads(values: Tensor, heads: int, first: int | None = None) -> Tensor:
+    """Return values (G, ...) for all heads (H, ...): G groups of neighbours or, with `first`, G heads from this one on.
+
+    The other heads' rows are NaN.
+    """
+    if first is None:
+        return values.repeat_interleave(heads // len(values), 0)
+    rows = values.new_full((heads, *values.shape[1:]), float("nan"))
+    rows[first : first + len(values)] = values
+    return rows
 
 
 def _padded(inputs: Inputs) -> Inputs:

@@ -105,6 +105,12 @@ class Shaw(Positions):
         by_distance = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1).scatter_add(-1, bucket, weights)
         return by_distance @ self.value_table.type_as(weights)
 
+    @torch.no_grad()
+    def learned_numbers(self) -> dict[str, Tensor]:
+        """Return the norms of the vectors of each distance."""
+        tables = {"key vector norm": self.keys, "value vector norm": self.value_table}
+        return {f"{name} by distance": table.norm(dim=-1).unsqueeze(0) for name, table in tables.items()}
+
     def _bucket(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         distance = key_position.unsqueeze(-2) - query_position.unsqueeze(-1)
         return distance.clamp(-self.clip, self.clip) + self.clip

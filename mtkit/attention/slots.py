@@ -52,6 +52,10 @@ class Slot(nn.Module):
     def after_update(self, update: int, total_updates: int) -> None:
         """Called after each optimiser update by the attention that owns the slot."""
 
+    def learned_numbers(self) -> dict[str, Tensor]:
+        """Return learned numbers by name, as `Attention.learned_numbers` does."""
+        return {}
+
 
 class Projection(Slot):
     """Makes queries, keys and values of the heads from the tokens; this base class is the plain multi-head projection.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attention, Site
+from mtkit.attention.contract import Attention, Inputs, Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.registry import fill
 from mtkit.attention.slots import SLOTS, Merge, Positions, Projection, Regularizer, Slot, combining
@@ -138,6 +138,11 @@ class HeadAttention(Attention):
         for part in self.children():
             if isinstance(part, Slot):
                 part.after_update(update, total_updates)
+
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """What the slots have learned; an override adds its own."""
+        slots = [part for part in self.children() if isinstance(part, Slot)]
+        return {name: value for slot in slots for name, value in slot.learned_numbers().items()}
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the projections of `full`, converted by the projection where shapes differ."""

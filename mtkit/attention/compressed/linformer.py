@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.bases.head_attention import HeadAttention
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, for_heads, packing
 from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, upcast
 from mtkit.attention.options import OneOf, Positive
 from mtkit.attention.slots import combining
@@ -93,6 +93,16 @@ class Linformer(HeadAttention):
             weights = safe_softmax(q @ mixed[0].transpose(-1, -2) * self.scale, None)
             heads.append(weights @ mixed[1])
         return Attended(self.merge_heads(torch.stack(heads, dim=1)), carry=self._carried(e))
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add how many positions a slot mixes, a mean over the slots: (sum of |e|)² / sum of e², from 1 to all."""
+        learned = super().learned_numbers(inputs)
+        for name, slots in (("positions per key slot", self.key_slots), ("positions per value slot", self.value_slots)):
+            if slots is not None:
+                spread = (slots.abs().sum(-1).square() / slots.square().sum(-1).clamp(min=1e-20)).mean(-1)
+                learned[name] = for_heads(spread, self.site.heads) if self.share == "none" else spread
+        return learned
 
     def _slots(self, groups: int, rank: int) -> nn.Parameter:
         """Return random slots plus 1 for slot i at positions i, i + rank, ..."""

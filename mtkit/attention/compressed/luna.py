@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.caches import add_rows, start_sums
 from mtkit.attention.bases.head_attention import HeadAttention
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, upcast
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
+from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, scores_of, upcast
 from mtkit.attention.kernels.feature_sums import elu1
 from mtkit.attention.kernels.recurrence import Part, prefix_products, recur, triangle_products
 from mtkit.attention.kernels.reproducible import seeded_dropout
@@ -110,21 +110,27 @@ class Luna(HeadAttention):
         Raises: MtkitError above the first layer if a carried memory is missing.
         """
         query = inputs.query
-        packed = self._memory(len(query), inputs.carry, inputs.memory_carry)
         if self.site.causal:
+            packed = self._memory(len(query), inputs.carry, inputs.memory_carry)
             heads, v = self._causal(query, packed)
             losses = self.losses(heads, v, None, inputs.query_valid)
             return Attended(self.merge_heads(heads), carry=self._carried(packed), losses=losses)
-        context, valid = inputs.context, inputs.context_valid
-        k, v = self.keys_values(context)
-        rows, _ = attend(
-            self._heads("packed_q_proj", packed), k, v, scale=self.scale, valid=valid, dropout=self.dropout
-        )
-        packed, keys, values = self._unpacked_rows(packed, rows)
-        seen = self._seen(packed, context, valid)
+        k, v = self.keys_values(inputs.context)
+        packed, keys, values, seen = self._packed(inputs, k, v)
         heads, _ = attend(self.queries(query), keys, values, scale=self.scale, valid=seen, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.merge_heads(heads), carry=self._carried(packed), losses=losses)
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the mean weight with which tokens read each slot, in the roles in which slots read all tokens."""
+        learned = super().learned_numbers(inputs)
+        if inputs is not None and not self.site.causal:
+            _, keys, _, seen = self._packed(inputs, *self.keys_values(inputs.context))
+            visible = None if seen is None else seen[:, None, None]
+            weights = safe_softmax(scores_of(self.queries(inputs.query), keys, self.scale), visible)
+            learned["slot use"] = token_means(weights, inputs.query_valid)
+        return learned
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return the queries of the fixed memory and empty sums; in the cross role the packed source."""
@@ -201,6 +207,15 @@ class Luna(HeadAttention):
 
     def _heads(self, projection: str, x: Tensor) -> Tensor:
         return self.projection.queries(self.get_submodule(projection)(x))
+
+    def _packed(self, inputs: Inputs, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Pack keys and values; return the memory, the keys and values of its slots, and which are unpacked."""
+        packed, valid = self._memory(len(inputs.query), inputs.carry, inputs.memory_carry), inputs.context_valid
+        rows, _ = attend(
+            self._heads("packed_q_proj", packed), k, v, scale=self.scale, valid=valid, dropout=self.dropout
+        )
+        packed, keys, values = self._unpacked_rows(packed, rows)
+        return packed, keys, values, self._seen(packed, inputs.context, valid)
 
     def _unpacked_rows(self, packed: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the next layer's memory LN(P + Y_P), and keys and values (B, H, l, K) of Y_P; rows are its heads."""

@@ -30,7 +30,7 @@ from mtkit.attention.compressed._spans import (
     spans_valid,
     start_spans,
 )
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, for_heads, packing
 from mtkit.attention.kernels.dot_product import attend, attend_step, expand_heads, safe_softmax
 from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.options import OneOf, Positive
@@ -150,6 +150,14 @@ class MemoryCompressed(HeadAttention):
             )
         ]
         return Attended(self.merge_heads(torch.stack(heads, dim=1)))
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the norms of the kernels at each place of a block."""
+        kernels = {"key kernel norm": self.key_kernel, "value kernel norm": self.value_kernel}
+        norms = {name: kernel.flatten(2).norm(dim=-1) for name, kernel in kernels.items()}
+        rows = {name: norm if self.full else for_heads(norm, self.site.heads) for name, norm in norms.items()}
+        return super().learned_numbers(inputs) | rows
 
     @property
     def pools(self) -> dict[str, Pool]:

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.compressed._prefix_points import read_points
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
 from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, scores_of
 from mtkit.attention.kernels.running_softmax import add_keys, start_softmax
 from mtkit.attention.options import Positive, refused
@@ -103,6 +103,17 @@ class SetTransformer(HeadAttention):
         state = add_keys(state, scores, v.transpose(1, 2)[:, :, :, None, None])
         heads = self._read(state["mean"].movedim(1, 3), q)
         return Attended(self.merge_heads(heads)), state
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the mean weight with which tokens read each point, in the roles in which points read all tokens."""
+        learned = super().learned_numbers(inputs)
+        if inputs is not None and not self.site.causal:
+            keys, _, has_read = self._points_read(*self.keys_values(inputs.context), inputs.context_valid)
+            visible = None if has_read is None else has_read[:, None, None]
+            weights = safe_softmax(scores_of(self.queries(inputs.query), keys, self.scale), visible)
+            learned["point use"] = token_means(weights, inputs.query_valid)
+        return learned
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:

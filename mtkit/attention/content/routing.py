@@ -31,7 +31,7 @@ from mtkit.attention.bases.caches import append, picked
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.pattern_attention import HeadGroup, PatternGroup
 from mtkit.attention.content._clusters import Centroids, enlist, enlisted, start_lists
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, for_heads, packing
 from mtkit.attention.kernels.chunks import (
     attend_chosen_to_chosen,
     attend_in_chunks,
@@ -112,6 +112,13 @@ class Routing(HeadAttention):
                 self.k_proj = nn.Linear(site.d_model, local * self.projection.key_width)
                 nn.init.xavier_uniform_(self.k_proj.weight)
                 nn.init.zeros_(self.k_proj.bias)
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the share of training tokens at each centroid, a moving average; local heads have none."""
+        mass = self.centroids.mass
+        shares = mass / mass.sum(-1, keepdim=True).clamp(min=1e-20)
+        return super().learned_numbers(inputs) | {"centroid use": for_heads(shares, self.site.heads, first=self.local)}
 
     def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the keys of the query's cluster, block by block."""

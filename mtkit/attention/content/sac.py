@@ -98,6 +98,14 @@ class Sac(HeadAttention):
         assert isinstance(predictor, EdgePredictor)
         return predictor
 
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the bias of edges by distance, one row for each graph, if this layer owns its predictor."""
+        learned = super().learned_numbers(inputs)
+        if hasattr(self, "own_predictor"):
+            learned["edge bias by distance"] = self.own_predictor.distance.flip(1)
+        return learned
+
     def attend(self, inputs: Inputs) -> Attended:
         """Softmax over each token's edges: the best ones, or in training drawn ones, with their log-probability."""
         query, query_valid = inputs.query, inputs.query_valid

@@ -177,5 +177,10 @@ class _SpanRamp(Positions):
         return None if slot is None else slot.values(weights, query_position, key_position)
 
     @torch.no_grad()
+    def learned_numbers(self) -> dict[str, Tensor]:
+        """Return the span of each head, in positions."""
+        return {"span": self.lengths}
+
+    @torch.no_grad()
     def after_update(self, update: int, total_updates: int) -> None:
         self.fraction.clamp_(0.0, 1.0)

@@ -63,6 +63,11 @@ class Collaborative(Projection):
         """M shared channels of queries; M + H of keys, with one content bias per head; values as usual."""
         return self.shared, self.key_width, self.value_heads * self.value_width
 
+    @torch.no_grad()
+    def learned_numbers(self) -> dict[str, Tensor]:
+        """Return the weight of each shared channel in each head."""
+        return {"channel mixing": self.mixing.clone()}
+
     def initialize(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
         """Give queries and keys the variance of their inputs, and set the content biases to zero."""
         for linear in (q_proj, k_proj):

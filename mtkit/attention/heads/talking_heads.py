@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
-from mtkit.attention.contract import Site
+from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.options import Null, Positive, refused
 from mtkit.attention.slots import SLOTS, Projection
@@ -64,6 +64,12 @@ class TalkingHeads(ScoreAttention):
     def mixed(self, weights: Tensor) -> Tensor:
         """Return the weights mixed over the heads (`weights_mix`); hidden keys still have zero."""
         return _mixed(weights, self.weights_mix)
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add what each softmax takes from the heads' scores, and what it gives to the heads' values."""
+        mixing = {"score mixing": self.scores_mix.T.clone(), "weight mixing": self.weights_mix.clone()}
+        return super().learned_numbers(inputs) | mixing
 
     def _refuse_slots_per_head(self) -> None:
         """Raises: MtkitError for filled slots that need one entry per head of `site.heads`, if the numbers of heads

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.bases.feature_attention import FeatureAttention
-from mtkit.attention.contract import ROLES, Site
+from mtkit.attention.contract import ROLES, Inputs, Site, for_heads
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import Keys
 from mtkit.attention.kernels.reproducible import hashed, random_key
@@ -61,6 +61,14 @@ class RandomFeatureAttention(FeatureAttention):
         """Pick the matrix that each head uses in training until the next update."""
         super().after_update(update, total_updates)
         self.drawn.copy_(to_device(self._matrices(self._numbers(update)), self.drawn.device))
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the factor of each component of a head's directions: 1 / sigma is the width of the kernel."""
+        learned = super().learned_numbers(inputs)
+        if self.sigma is not None:
+            learned["sigma"] = for_heads(self.sigma, self.site.heads)
+        return learned
 
     @property
     def feature_parameters(self) -> Sequence[Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, for_heads, packing, token_means
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.kernels.feature_sums import elu1
 from mtkit.attention.kernels.recurrence import Part, prefix_products, recur, triangle_products
@@ -120,6 +120,15 @@ class Delta(HeadAttention):
         heads = read(self._reads(rows, position), sums)
         output = self.merge_heads(heads.type_as(query)).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), {"sums": state["sums"], "count": state["count"] + 1}
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the mean share of a stored value that a token replaces."""
+        learned = super().learned_numbers(inputs)
+        if inputs is not None:
+            beta = self._unmapped(inputs.context, None).beta.squeeze(-1)
+            learned["replaced share"] = for_heads(token_means(beta, inputs.context_valid), self.site.heads)
+        return learned
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:

@@ -12,10 +12,11 @@ position.
 import math
 from typing import Annotated
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Site
+from mtkit.attention.contract import Inputs, Site, for_heads, token_means
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import Gates
 from mtkit.attention.linear._random_features import FEATURE_MAPS, RandomFeatureAttention
@@ -53,6 +54,15 @@ class GatedRFA(RandomFeatureAttention):
         self.gate = nn.Linear(site.d_model, max(self.projection.key_heads, self.projection.value_heads))
         nn.init.xavier_uniform_(self.gate.weight)
         nn.init.constant_(self.gate.bias, gate_bias)
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the mean share of the sums that a head keeps at a token."""
+        learned = super().learned_numbers(inputs)
+        if inputs is not None:
+            kept = token_means(self.gates_of(inputs.query).kept.squeeze(-1).exp(), inputs.query_valid)
+            learned["kept share"] = for_heads(kept, self.site.heads)
+        return learned
 
     def gates_of(self, query: Tensor) -> Gates:
         """Return the gates of S_t = g_t S_t-1 + (1 - g_t) phi(k_t) v_t^T with g_t = sigmoid(w x_t + b)."""

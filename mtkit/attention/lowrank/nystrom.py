@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Site
+from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.lowrank._landmarks import LandmarkAttention
 from mtkit.attention.options import Positive, Within, refused
@@ -51,6 +51,12 @@ class Nystrom(LandmarkAttention):
         self.conv = (
             nn.Conv2d(site.heads, site.heads, (conv_kernel, 1), groups=site.heads, bias=False) if conv_kernel else None
         )
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add each head's convolution of the values."""
+        learned = super().learned_numbers(inputs)
+        return learned if self.conv is None else learned | {"kernel by distance": self.conv.weight[:, 0, :, 0].clone()}
 
     def inverse(self, kernel: Tensor) -> Tensor:
         return pseudo_inverse(kernel, self.iterations)

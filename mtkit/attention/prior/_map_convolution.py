@@ -60,6 +60,16 @@ class ConvolvedMaps(ScoreAttention):
             assert self.convolution.bias is not None
             nn.init.zeros_(self.convolution.bias)
 
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the kernel of each head over its own map, row by row, and the norms of its kernels over all maps."""
+        learned = super().learned_numbers(inputs)
+        if self.convolution is None:
+            return learned
+        weight = self.convolution.weight
+        own = weight.diagonal().movedim(-1, 0).flatten(1)
+        return learned | {"kernel": own.clone(), "kernel norm by head": weight.flatten(2).norm(dim=-1)}
+
     def combined(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
         """Return the map from this layer's scores and the map below, both (B, H, T, S), with one call of `convolve`."""
         raise NotImplementedError

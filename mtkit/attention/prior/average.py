@@ -8,6 +8,7 @@ weight of `full` can be loaded.
 Cost: O(T) time and memory. A step costs O(1), at any position.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.bases.caches import add_rows, prefix_means, start_sums
-from mtkit.attention.contract import Attended, Attention, Beginning, Inputs, Site, State, packing
+from mtkit.attention.contract import Attended, Attention, Beginning, Inputs, Site, State, packing, token_means
 from mtkit.attention.options import Null, Positive
 
 
@@ -55,6 +56,17 @@ class Average(Attention):
         state = add_rows(state, total=inputs.query)
         return Attended(self._mixed(inputs.query, state["total"] / state["count"])), state
 
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Return the means of both gates over channels and tokens, in one row: there are no heads."""
+        if inputs is None or self.gates is None:
+            return {}
+        average = prefix_means(inputs.query).type_as(inputs.query)
+        gates = self._gates(inputs.query, average if self.feed_forward is None else self.feed_forward(average))
+        names = ("gate of the token", "gate of the average")
+        means = (token_means(gate.mean(-1).unsqueeze(1), inputs.query_valid) for gate in gates)
+        return dict(zip(names, means, strict=True))
+
     @packing
     def naive(self, inputs: Inputs) -> Attended:
         query = inputs.query
@@ -68,5 +80,11 @@ class Average(Attention):
             average = self.feed_forward(average)
         if self.gates is None:
             return average
-        keep, take = self.gates(torch.cat([token, average], dim=-1)).sigmoid().chunk(2, dim=-1)
+        keep, take = self._gates(token, average)
         return keep * token + take * average
+
+    def _gates(self, token: Tensor, average: Tensor) -> Sequence[Tensor]:
+        """Return the gates i and f (B, T, D) of equation 2."""
+        assert self.gates is not None
+        gates: Tensor = self.gates(torch.cat([token, average], dim=-1))
+        return gates.sigmoid().chunk(2, dim=-1)

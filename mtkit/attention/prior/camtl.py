@@ -91,6 +91,15 @@ class CaMtl(ScoreAttention):
             state["shared"] = {"condition": self._condition(self._checked(inputs.task).expand(inputs.batch_size))}
         return state, None
 
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the root mean square of each task's map, the same in all heads."""
+        learned = super().learned_numbers(inputs)
+        if self.applies:
+            maps = self._rows(self._condition(torch.arange(self.tasks, device=self.map.device)), 0, self.longest)
+            learned["map size"] = maps.square().mean((1, 2)).sqrt().unsqueeze(0)
+        return learned
+
     @packing
     def naive(self, inputs: Inputs) -> Attended:
         query = inputs.query

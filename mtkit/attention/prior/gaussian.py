@@ -52,6 +52,12 @@ class Gaussian(ScoreAttention):
         bias = table.index_select(1, distance.flatten()).unflatten(1, distance.shape)
         return upcast(self.scores(pairs)) + bias, None
 
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add w, b, and the distance at which the bias is 0, its maximum: sqrt(-b / w)."""
+        w, b = F.softplus(upcast(self.raw_w)).squeeze(1), -F.softplus(upcast(self.raw_b)).squeeze(1)
+        return super().learned_numbers(inputs) | {"w": w, "b": b, "favoured distance": (-b / w).sqrt()}
+
     def table(self, distance: Tensor) -> Tensor:
         """Return -|w d² + b| for each head and distance, (H, ...), in float32: half precision is too small for d²."""
         w, b = F.softplus(upcast(self.raw_w)), -F.softplus(upcast(self.raw_b))

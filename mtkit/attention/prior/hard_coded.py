@@ -172,6 +172,14 @@ class HardCoded(HeadAttention):
         if self.counted is not None:
             self.learns_by_steps = False
 
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the ratio of source to target tokens in training, in one row, if it is counted."""
+        learned = super().learned_numbers(inputs)
+        if self.counted is not None:
+            learned["source tokens per target token"] = self.counted.value.unsqueeze(0)
+        return learned
+
     def attend(self, inputs: Inputs) -> Attended:
         """Sum over the tokens near the query's position, or near the corresponding source position."""
         query, memory = inputs.query, inputs.memory

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.bases.caches import prefix_means
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
-from mtkit.attention.contract import Attended, Inputs, Site, packing
+from mtkit.attention.contract import Attended, Inputs, Site, for_heads, packing, token_means
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.options import Natural, Null, OneOf, Positive, refused
 
@@ -92,6 +92,23 @@ class Localness(ScoreAttention):
                 means = expand_heads(_means(pairs, count), self.site.heads)
                 hidden = (means[:, : self.local_heads] @ upcast(self.mean_hidden)).tanh()
             return centre, count * (hidden @ upcast(self.width_vector)).sigmoid() + FLOOR
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add means of the predicted width D and, in the self roles, of the distance |P - i| of the centre."""
+        learned = super().learned_numbers(inputs)
+        if inputs is None or not self.applies:
+            return learned
+        pairs = self.pairs(inputs.query, inputs.memory, inputs.context_valid)
+        centre, width = self.bell(pairs)
+        means = {}
+        if inputs.memory is None:
+            means["distance to centre"] = (centre.squeeze(-1) - pairs.query_position).abs()
+        if isinstance(width, Tensor):
+            means["window width"] = width.squeeze(-1).expand(*pairs.q.shape[:1], -1, pairs.q.shape[2])
+        return learned | {
+            name: for_heads(token_means(x, inputs.query_valid), self.site.heads, first=0) for name, x in means.items()
+        }
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:

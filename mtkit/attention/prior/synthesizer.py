@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
-from mtkit.attention.contract import Site
+from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.kernels.dot_product import scores_of, upcast
 from mtkit.attention.options import Null, OneOf, Positive, SomeOf, parts, refused
 from mtkit.attention.slots import combining
@@ -97,6 +97,15 @@ class Synthesizer(ScoreAttention):
         if self.has_dot:
             return super().columns(memory, position)
         return {"values": self.projection.values(self.projected(memory, self.v_proj)[0])}
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the share of each part of a mixture, the same in all heads."""
+        learned = super().learned_numbers(inputs)
+        if self.mix_weight is not None:
+            names = [*self.synthetic, *(["dot"] if self.has_dot else [])]
+            learned |= {f"share of {n}": x for n, x in zip(names, self.mix_weight.softmax(0).split(1), strict=True)}
+        return learned
 
     def scores(self, pairs: Pairs) -> Tensor:
         """Return the sum of the parts' scores (B or 1, H, T, S) under the softmax of `mix_weight`; "dot" is the last.

@@ -59,6 +59,11 @@ class Additive(ScoreAttention):
         scores: Tensor = _Scores.apply(q, k, v)  # type: ignore[no-untyped-call]
         return scores
 
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the limit of a head's scores: the sum of |v|."""
+        return super().learned_numbers(inputs) | {"largest score": self.score_vector.abs().sum(-1)}
+
     @packing
     def naive(self, inputs: Inputs) -> Attended:
         """The same with the hidden layers of all pairs at once."""

@@ -53,6 +53,12 @@ class NadarayaWatson(ScoreAttention):
         shape = {"scalar": (1, 1), "per-head": (site.heads, 1), "per-dim": (site.heads, self.projection.key_width)}
         self.width = nn.Parameter(torch.full(shape[width], self.scale**0.5))
 
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add |w|: the inverse width of the kernel, by dimension if it has several."""
+        w = self.width.abs()
+        return super().learned_numbers(inputs) | {"w": w.squeeze(1) if w.shape[1] == 1 else w}
+
     @property
     def precision(self) -> Tensor:
         """w² of each head and dimension, (H, K)."""

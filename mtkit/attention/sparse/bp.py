@@ -117,6 +117,12 @@ class Bp(HeadAttention):
         values = v[:, :: self.site.heads // self.projection.value_heads]
         return Attended(self.merge_heads(heads), carry=above, losses=self.losses(heads, values, None, query_valid))
 
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the norms of the labels' vectors, which all heads share."""
+        learned = super().learned_numbers(inputs)
+        return learned if self.labels is None else learned | {"label vector norm": self.labels.norm(dim=-1)[None]}
+
     def _levels(self, length: int) -> list[int]:
         """Return the number of spans of each level from 1; in the decoder, without spans that the end cuts."""
         highest = top(length, self.k, causal=self.site.causal)

@@ -148,6 +148,18 @@ class Etc(HeadAttention):
                 self._copy("global_token_", "k_proj", "v_proj")
             self.node_update = NodeUpdate(site.d_model)
 
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the tokens' biases by distance, and the nodes' biases of tokens outside and inside their block."""
+        learned = super().learned_numbers(inputs)
+        if self.labels is not None:
+            clip, biases = self.labels.clip, self.labels.biases * self.scale
+            right, left = biases[:, : clip + 1], biases[:, clip + 1 : 2 * clip + 1]
+            learned["bias by distance"] = torch.cat([left.flip(1), right], 1)
+        if self.node_labels is not None:
+            learned["node bias outside and inside its block"] = self.node_labels.biases[:, -2:] * self.scale
+        return learned
+
     def attend(self, inputs: Inputs) -> Attended:
         """Return the tokens' outputs; carries the nodes (B, g, D), ordered by block."""
         return self._attend(inputs.query, inputs.query_valid, inputs.carry, literal=False)
