@@ -107,7 +107,7 @@ class Shaw(Positions):
 
     @torch.no_grad()
     def learned_numbers(self) -> dict[str, Tensor]:
-        """Return the norms of the vectors of each distance."""
+        """Return the vectors' norms by distance."""
         tables = {"key vector norm": self.keys, "value vector norm": self.value_table}
         return {f"{name} by distance": table.norm(dim=-1).unsqueeze(0) for name, table in tables.items()}
 

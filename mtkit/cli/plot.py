@@ -1,4 +1,4 @@
-"""`mtkit plot`: draw the attention weights of every layer and head."""
+"""`mtkit plot`: draw what a run attends to, and what its heads have learned."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,17 @@ from typing import Annotated
 import typer
 
 from mtkit.cli.align import NO_FONT, attend
-from mtkit.cli.options import Checkpoint, Device, Direction, RunFolder, RunName, Threads, Translation, use_threads
+from mtkit.cli.options import (
+    Checkpoint,
+    Device,
+    Direction,
+    RunFolder,
+    RunName,
+    Threads,
+    Translation,
+    use_threads,
+)
+from mtkit.cli.progress import steps
 from mtkit.errors import MtkitError
 
 plot = typer.Typer(invoke_without_command=True)
@@ -14,11 +24,12 @@ plot = typer.Typer(invoke_without_command=True)
 
 @plot.callback()
 def _plot(context: typer.Context) -> None:
-    """Draw what a run attends to.
+    """Draw what a run attends to, and what its heads have learned.
 
     \b
     Examples:
       mtkit plot attention --source "The boy sleeps."
+      mtkit plot learned
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -49,11 +60,7 @@ def attention(
       mtkit plot attention --source "The boy sleeps."
       mtkit plot attention --name rnn --source "The boy sleeps." --target "Der Junge schläft." --output map.png
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MtkitError("pictures need matplotlib; install it: pip install 'mtkit[plots]'") from error
-
+    _check_matplotlib()
     from mtkit.evaluation.plots import draw_attention
     from mtkit.storage.files import check_outputs, inside
 
@@ -62,3 +69,74 @@ def attention(
     use_threads(threads)
     has_fonts = draw_attention(attend(source, target, run, name, direction, checkpoint, device), output)
     typer.echo(f"{output}" + ("" if has_fonts else NO_FONT))
+
+
+@plot.command()
+def learned(
+    name: RunName = None,
+    run: RunFolder = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Prepared data with the validation side.  [default: the run's]"),
+    ] = None,
+    checkpoint: Checkpoint = "best",
+    segments: Annotated[
+        int, typer.Option(min=0, help="Validation segments to measure on, drawn by --seed; 0: only parameters.")
+    ] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample.")] = 1,
+    costs: Annotated[
+        bool, typer.Option("--costs/--no-costs", help="Switch each head off, one pass over the sample per head.")
+    ] = True,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Picture (PNG).  [default: learned.png]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Draw what each head has learned, and print a table of the same numbers.
+
+    Per layer and head: the loss that the head prevents (it is switched off, and the loss on a sample of the validation
+    side compared), entropy and mean distance of its attention weights, and numbers that its mechanism learns, such as
+    spans, window widths, gates, mixing matrices and biases by distance. Mechanisms without weights have no entropy and
+    no distance. `mtkit attentions NAME` describes a mechanism.
+
+    \b
+    Examples:
+      mtkit plot learned
+      mtkit plot learned --name one --segments 1000 --output heads.png
+      mtkit plot learned --segments 0 --json
+    """
+    if not as_json:
+        _check_matplotlib()
+
+    from mtkit.device import find_device
+    from mtkit.evaluation.heads import examine, validation_side
+    from mtkit.evaluation.heads_report import draw_heads, heads_table
+    from mtkit.runs import find_run
+    from mtkit.storage.files import check_outputs, inside, json_text
+
+    output = inside(Path(), "learned.png") if output is None else output
+    if not as_json:
+        check_outputs([output])
+    use_threads(threads)
+    chosen = find_run(run, name)
+    folder = chosen.checkpoint(checkpoint)
+    model = chosen.load_model(folder.name, str(find_device(device)))
+    side = validation_side(chosen, data) if segments else None
+    with steps("heads", "pass") as on_progress:
+        heads = examine(model, side, segments=segments, seed=seed, costs=costs, on_progress=on_progress)
+    about = {"run": str(chosen.folder), "checkpoint": folder.name, "seed": seed}
+    if as_json:
+        typer.echo(json_text({**about, **heads.as_object()}, indent=2, ensure_ascii=False))
+        return
+    typer.echo(heads_table(heads))
+    sample = "" if heads.loss is None else f", {heads.segments:,} validation segments, loss {heads.loss:.3f}"
+    draw_heads(heads, f"{chosen.folder.name}, {folder.name}{sample}", output)
+    typer.echo(f"\n{output}")
+
+
+def _check_matplotlib() -> None:
+    """Raises: MtkitError if matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MtkitError("pictures need matplotlib; install it: pip install 'mtkit[plots]'") from error

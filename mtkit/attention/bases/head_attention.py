@@ -140,7 +140,7 @@ class HeadAttention(Attention):
                 part.after_update(update, total_updates)
 
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
-        """What the slots have learned; an override adds its own."""
+        """Return what the slots have learned; an override adds its own."""
         slots = [part for part in self.children() if isinstance(part, Slot)]
         return {name: value for slot in slots for name, value in slot.learned_numbers().items()}
 

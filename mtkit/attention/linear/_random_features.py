@@ -64,7 +64,7 @@ class RandomFeatureAttention(FeatureAttention):
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
-        """Add the factor of each component of a head's directions: 1 / sigma is the width of the kernel."""
+        """Add sigma, the factors of a head's directions: 1 / sigma is the kernel's width in each component."""
         learned = super().learned_numbers(inputs)
         if self.sigma is not None:
             learned["sigma"] = for_heads(self.sigma, self.site.heads)

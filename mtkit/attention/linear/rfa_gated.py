@@ -60,8 +60,8 @@ class GatedRFA(RandomFeatureAttention):
         """Add the mean share of the sums that a head keeps at a token."""
         learned = super().learned_numbers(inputs)
         if inputs is not None:
-            kept = token_means(self.gates_of(inputs.query).kept.squeeze(-1).exp(), inputs.query_valid)
-            learned["kept share"] = for_heads(kept, self.site.heads)
+            gates = self.gates_of(inputs.query).kept.squeeze(-1).exp()
+            learned["kept share"] = for_heads(token_means(gates, inputs.query_valid), self.site.heads)
         return learned
 
     def gates_of(self, query: Tensor) -> Gates:

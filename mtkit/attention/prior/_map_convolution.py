@@ -67,8 +67,8 @@ class ConvolvedMaps(ScoreAttention):
         if self.convolution is None:
             return learned
         weight = self.convolution.weight
-        own = weight.diagonal().movedim(-1, 0).flatten(1)
-        return learned | {"kernel": own.clone(), "kernel norm by head": weight.flatten(2).norm(dim=-1)}
+        kernel = weight.diagonal().movedim(-1, 0).flatten(1)
+        return learned | {"kernel": kernel.clone(), "kernel norm by head": weight.flatten(2).norm(dim=-1)}
 
     def combined(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
         """Return the map from this layer's scores and the map below, both (B, H, T, S), with one call of `convolve`."""
