@@ -93,6 +93,12 @@ def translate(
     target: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Print the log-probabilities of these translations instead.")
     ] = None,
+    word_scores: Annotated[
+        bool,
+        typer.Option(
+            "--word-scores", help="Print log-probabilities of the words and pieces of --target, as JSON Lines."
+        ),
+    ] = False,
     alignments: Annotated[
         Path | None,
         typer.Option(
@@ -152,6 +158,9 @@ def translate(
     attention, by the heads that follow the lexicon best on the validation side; they are chosen at first use. Words are
     separated by white space; in Chinese, Japanese, Thai, Lao, Khmer and Burmese text each character is a word.
 
+    --target prints the log-probability of each given translation. A run trained on documents scores it after the lines
+    that precede it in its document, on both sides, as many as fit; the log-probability is of the line only.
+
     --part divides --input by bytes, so that any machines can translate the parts of a large file; each line is in one
     part. Processes of torchrun take a part each. --join checks that all lines are there and writes --output.
 
@@ -164,6 +173,7 @@ def translate(
       mtkit translate --name one --name two --beam 5
       mtkit translate --dtype int8 --shortlist 20
       mtkit translate --input text.en --output text.de --alignments text.en-de
+      mtkit translate --input text.en --target text.de --word-scores > scores.jsonl
       mtkit translate --input text.en --output text.de --part 2/8
       mtkit translate --input text.en --output text.de --join
     """
@@ -213,12 +223,19 @@ def translate(
     total = None if this_part else count_lines(input) if input is not None else len(sides[0].sources)
     with counted(None, "lines", total) as advance:
         if target is not None:
+            side_documents = sides[0].documents if sides else None
+            if joined and sides and side_documents is None:
+                note(f"the side {sides[0].name} has no documents, so its lines are scored one by one")
+            ids = None if side_documents is None else list(map(str, side_documents.ids))
             force_file(
                 translator,
                 sides[0].sources if input is None else open_text(input),
                 open_text(str(target)),
                 destination,
                 directions=sides[0].directions if input is None else direction,
+                documents=joined and (not sides or side_documents is not None),
+                document_ids=ids if document_ids is None else open_text(str(document_ids)),
+                words=word_scores,
                 say=note,
                 on_progress=advance,
             )

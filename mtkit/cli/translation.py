@@ -32,7 +32,7 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
     input, in_parts = options["input"], {"part", "join"} & present
     test_direction = {"direction"} if "test" in present else set()
     prepared_data = {"side", "test"} | (set() if {"shortlist", "alignments"} & present else {"data"})
-    searching = {"alignments", "scores", "document_ids", "shortlist", *decoding} - {"batch_tokens"}
+    searching = {"alignments", "scores", "shortlist", *decoding} - {"batch_tokens"}
     lacks_files = input in (None, "-") or options["output"] is None
 
     def refuse(names: Iterable[str], message: str) -> None:
@@ -54,6 +54,8 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
         )
     if "target" in present:
         refuse(searching, "{option} is for translations that the run finds; leave it out with --target")
+    else:
+        refuse(["word_scores"], "{option} scores given translations; give --target FILE too")
     if options["documents"] is False:
         refuse(["document_ids"], "{option} selects lines to translate together; leave it out with --sentences")
     if "side" in present:

@@ -123,8 +123,8 @@ class Engine(Protocol):
         """The hypotheses of each segment, best first, at least `settings.n_best`."""
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
-        """The log-probability of each target, EOS included, given its source: (B,) float32.
+        """The log-probability of each target piece, given its source and the pieces before it: (B, T) float32.
 
-        source (B, S) and target (B, T) pieces, EOS at the end, padded on the right; task (B,).
+        source (B, S) and target (B, T) pieces, EOS at the end, padded on the right; task (B,). Padding has 0.
         Raises: MtkitError if the engine cannot score given translations.
         """

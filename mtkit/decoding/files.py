@@ -1,8 +1,9 @@
 """Translation and scoring of files and held-out sides: N lines in, N lines out; a repeated call resumes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
-from itertools import repeat
+from dataclasses import asdict, astuple, replace
+from functools import partial
+from itertools import repeat, zip_longest
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -10,6 +11,8 @@ from typing import Any, BinaryIO
 
 from pydantic_core import from_json
 
+from mtkit.decoding.contexts import ContextCounts, contexts_in_documents
+from mtkit.decoding.forced import Forced
 from mtkit.decoding.held_out import HeldOut, Speed, files_of, n_best_lines, save
 from mtkit.decoding.lines.chunks import chunks_of, live_chunks
 from mtkit.decoding.lines.notes import Notes
@@ -18,6 +21,7 @@ from mtkit.decoding.lines.source import Directions, ids_by_blank_lines
 from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
 from mtkit.decoding.word_alignment import Heads, pharaoh
+from mtkit.decoding.word_scores import score_words
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.storage.files import check_outputs, inside, is_device, json_text
@@ -91,8 +95,8 @@ def translate_file(
     offset = 0 if span is None else span.before
     items: Iterable[Item] = zip(_lines(source, span))
     if ids is not None:
-        items = _pairs(source, ids, f"{_name(ids, 'the ids')} must have as many lines as the input, a document id each")
-    together = None if not joins else _not_blank if ids is None else _same_id
+        items = _rows([source, ids], [_unequal_ids(ids)])
+    together = None if not joins else _not_blank if ids is None else _same_last
     with open_job(outputs, {**about, "before": offset}, Notes(), say=say) as job:
         chunks = live_chunks(items, together) if live and not job.resumes else chunks_of(items, together)
         for chunk in job.todo(chunks, on_progress):
@@ -115,31 +119,59 @@ def force_file(
     output: Path | BinaryIO,
     *,
     directions: Directions | str | None = None,
+    documents: bool | None = None,
+    document_ids: Text | None = None,
+    words: bool = False,
     say: Callable[[str], object] = lambda message: None,
     on_progress: OnProgress = lambda lines: None,
 ) -> None:
     """Write the log-probability of each target line given its source line; a call resumes like `translate_file`.
 
-    `directions` are the directions of the lines, or the name of one for all; None: the only one.
+    With `documents`, each line is scored after the lines that precede it in its document, as many as fit; None: as
+    trained. Documents are separated by blank lines or given by `document_ids`, one per line. `directions` are the
+    directions of the lines, or the name of one for all; None: the only one. `words` writes JSON objects with the
+    log-probabilities of words and pieces (`WordScores`).
 
     Raises: DataError for unequal numbers of lines, and for a line that is too long for the model; MtkitError as
     `translate_file`.
     """
-    _check_outputs([output], [sources, targets])
-    pairs = _pairs(sources, targets, "source lines and target lines do not make pairs: their numbers differ")
+    _check_outputs([output], [sources, targets, document_ids])
+    joins = joins_documents(translator.runs, documents, translator.settings, forced=True, say=say)
+    texts, messages = [sources, targets], [UNPAIRED]
+    if joins and document_ids is not None:
+        texts, messages = [*texts, document_ids], [*messages, _unequal_ids(document_ids)]
+    rows = _rows(texts, messages)
     if not isinstance(directions, Directions):
         directions = translator.directions(directions, 1)
         names: Iterable[str] = repeat(directions.names_of_lines()[0])
     else:
         names = directions.names_of_lines()
-    items = ((*pair, name) for pair, name in zip(pairs, names, strict=False))
-    with open_job([output], {**translator.identity, "forced": True}, Notes(), say=say) as job:
-        for chunk in job.todo(chunks_of(items), on_progress):
-            texts, references, chosen = ([item[column] for item in chunk.items] for column in range(3))
+    items: Iterable[Item] = ((*row[:2], name, *row[2:]) for row, name in zip(rows, names, strict=False))
+    limits = translator.context_limits() if joins else None
+    together = None if limits is None else _same_last if len(texts) > 2 else _not_blank
+    about = {**translator.identity, "forced": True, "words": words, "limits": limits and astuple(limits)}
+    with open_job([output], about, ContextCounts(), say=say) as job:
+        for chunk in job.todo(chunks_of(items, together, None if limits is None else SIDE_CHUNK), on_progress):
+            lines, references, chosen, *ids = map(list, zip(*chunk.items, strict=True))
             tasks = [directions.names.index(name) for name in chosen]
-            lines = translator.source(texts, direction=Directions(directions.names, tasks), first=chunk.first)
-            log_probs = translator.force(lines, references, on_progress=on_progress)
-            job.write(chunk, [[f"{log_prob:.6f}" for log_prob in log_probs]], Notes())
+            source = translator.source(lines, direction=Directions(directions.names, tasks), first=chunk.first)
+            contexts = None
+            if limits is not None:
+                of_lines = ids[0] if ids else ids_by_blank_lines(lines)
+                contexts = contexts_in_documents(lines, references, of_lines, limits.pieces)
+            forced = translator.force_pieces(source, references, contexts, limits, on_progress=on_progress)
+            job.write(chunk, [_score_lines(translator, references, forced, words=words)], ContextCounts.of(forced))
+    if limits is not None and (message := job.notes.message(limits)):
+        say(message)
+
+
+def _score_lines(
+    translator: Translator, targets: Sequence[str], forced: Sequence[Forced], *, words: bool
+) -> Iterable[str]:
+    if not words:
+        return [f"{line.log_prob:.6f}" for line in forced]
+    scores = map(partial(score_words, translator.tokenizers.target), targets, forced)
+    return [json_text(asdict(line), ensure_ascii=False) for line in scores]
 
 
 def translate_side(
@@ -211,19 +243,32 @@ def output_lines(
     return [f"{best.score:.6f}\t{best.text}" if scores else best.text for best, *_ in translations]
 
 
-def _pairs(one: Text, other: Text, message: str) -> Iterator[Item]:
-    """Pairs of lines. Raises: DataError with the message for unequal numbers, at once if both are known."""
-    counts = [_count(text) for text in (one, other)]
-    if None not in counts and counts[0] != counts[1]:
-        raise DataError(f"{message} ({counts[0]:,} and {counts[1]:,} lines)")
+UNPAIRED = "source lines and target lines do not make pairs: their numbers differ"
 
-    def pairs() -> Iterator[Item]:
-        try:
-            yield from zip(_lines(one), _lines(other), strict=True)
-        except ValueError as error:
-            raise DataError(message) from error
 
-    return pairs()
+def _unequal_ids(ids: Text) -> str:
+    return f"{_name(ids, 'the ids')} must have as many lines as the input, a document id each"
+
+
+def _rows(texts: Sequence[Text], messages: Sequence[str]) -> Iterator[Item]:
+    """The lines of all texts, row by row.
+
+    Raises: DataError for a text with more or fewer lines than the first, with its message (the first has none); at once
+    if both numbers are known.
+    """
+    counts = [_count(text) for text in texts]
+    for count, message in zip(counts[1:], messages, strict=True):
+        if None not in (counts[0], count) and counts[0] != count:
+            raise DataError(f"{message} ({counts[0]:,} and {count:,} lines)")
+
+    def rows() -> Iterator[Item]:
+        for row in zip_longest(*map(_lines, texts)):
+            if None in row:
+                ended = [line is None for line in row[1:]]
+                raise DataError(messages[ended.index(row[0] is not None)])
+            yield row
+
+    return rows()
 
 
 def _count(text: Text) -> int | None:
@@ -259,8 +304,8 @@ def _not_blank(one: Item, other: Item) -> bool:
     return bool(one[0].strip() and other[0].strip())
 
 
-def _same_id(one: Item, other: Item) -> bool:
-    return one[1] == other[1]
+def _same_last(one: Item, other: Item) -> bool:
+    return one[-1] == other[-1]
 
 
 def _same_document(one: Item, other: Item) -> bool:

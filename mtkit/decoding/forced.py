@@ -1,11 +1,14 @@
 """Forced decoding: log-probabilities and attention weights of given translations."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import fsum
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from mtkit.decoding.contexts import Context, ContextJoiner, ContextLimits, Pair, WithContext
 from mtkit.decoding.contract import Engine
 from mtkit.decoding.engines.model_engine import decoding_with
 from mtkit.decoding.lines.source import Segment, Source, SourceLines
@@ -25,15 +28,34 @@ Layers = list[Tensor | None]
 Result = TypeVar("Result")
 
 
-def log_probs_of_lines(
+@dataclass(frozen=True)
+class Forced(WithContext):
+    """The log-probabilities of a given translation, piece by piece."""
+
+    pieces: tuple[int, ...]
+    """Its pieces, EOS at the end, without its context."""
+    log_probs: tuple[float, ...]
+    """The log-probability of each piece, given the source, the context and the pieces before it."""
+
+    @property
+    def log_prob(self) -> float:
+        """The log-probability of the translation, its end included."""
+        return fsum(self.log_probs)
+
+
+def force_lines(
     engine: Engine,
     tokenizers: Tokenizers,
     lines: SourceLines | Sequence[str],
     targets: Sequence[str],
+    contexts: Sequence[Context] | None = None,
+    limits: ContextLimits | None = None,
     *,
     on_progress: OnProgress = lambda lines: None,
-) -> list[float]:
-    """The log-probability of each target line, its end included, given its source line.
+) -> list[Forced]:
+    """The log-probabilities of the pieces of each target line, given its source line.
+
+    With `contexts` for a model with these `limits`, each line and its target follow as much of their context as fits.
 
     In float32 the result of a pair is independent of the others. A batch holds at most `batch_tokens` (a setting of the
     engine) padded pieces per side, or one pair.
@@ -44,24 +66,35 @@ def log_probs_of_lines(
     if len(lines.lines) != len(targets):
         raise DataError(f"{len(lines.lines):,} source lines and {len(targets):,} target lines do not make pairs")
     front = Source(lines, tokenizers.source, engine.longest_source)
-    source = tokenizers.source.encode_lines(lines.lines)
-    target = [[*pieces, EOS] for pieces in tokenizers.target.encode_lines(targets)]
+    encoded = tokenizers.target.encode_lines(targets)
+    source = front.encoded
     numbers = range(len(targets)) if lines.numbers is None else lines.numbers
     _check_lengths([len(pieces) + 1 for pieces in source], front.longest and front.longest + 1, "source", numbers)
-    _check_lengths([len(pieces) for pieces in target], engine.longest_target, "target", numbers)
-    segments = [front.segment(number, pieces) for number, pieces in enumerate(source)]
+    _check_lengths([len(pieces) + 1 for pieces in encoded], engine.longest_target, "target", numbers)
+    if contexts is None or limits is None:
+        pairs = [Pair(front.segment(row, source[row]), [*target, EOS]) for row, target in enumerate(encoded)]
+    else:
+        joiner = ContextJoiner(front, tokenizers, contexts, limits, engine.longest_target)
+        pairs = [joiner.pair(row, text, encoded[row]) for row, text in enumerate(targets)]
     with engine.ready() as device:
 
-        def log_probs(rows: Sequence[int]) -> list[float]:
-            batch = [segments[row] for row in rows]
-            values: list[float] = engine.log_probs(
-                padded([segment.pieces for segment in batch], device),
-                padded([target[row] for row in rows], device),
-                task=tasks_of([segment.task for segment in batch], device),
+        def force(rows: Sequence[int]) -> list[Forced]:
+            batch = [pairs[row] for row in rows]
+            values: list[list[float]] = engine.log_probs(
+                padded([pair.segment.pieces for pair in batch], device),
+                padded([pair.target for pair in batch], device),
+                task=tasks_of([pair.segment.task for pair in batch], device),
             ).tolist()
-            return values
+            return [_without_context(pair, row) for pair, row in zip(batch, values, strict=True)]
 
-        return _in_batches(log_probs, segments, target, engine.settings.batch_tokens, device, on_progress)
+        segments, all_targets = [pair.segment for pair in pairs], [pair.target for pair in pairs]
+        return _in_batches(force, segments, all_targets, engine.settings.batch_tokens, device, on_progress)
+
+
+def _without_context(pair: Pair, log_probs: Sequence[float]) -> Forced:
+    """The result of a pair with the log-probabilities of all its target pieces, padded."""
+    places = slice(pair.first, len(pair.target))
+    return Forced(tuple(pair.target[places]), tuple(log_probs[places]), context=pair.context, cut=pair.cut)
 
 
 def _check_lengths(lengths: list[int], longest: int | None, side: str, numbers: Sequence[int]) -> None:

@@ -8,9 +8,10 @@ import torch
 
 from mtkit.attention.kernels.cpu.int8 import check_int8
 from mtkit.decoding.alignment import Alignment, align, check_weights
+from mtkit.decoding.contexts import Context, ContextLimits
 from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine, find_dtype
 from mtkit.decoding.engines.selection import make_ctranslate2_engine, uses_ctranslate2, with_lexicon
-from mtkit.decoding.forced import log_probs_of_lines
+from mtkit.decoding.forced import Forced, force_lines
 from mtkit.decoding.held_out import HeldOut
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import Directions, Documents, SourceLines, TrainedOn
@@ -218,9 +219,25 @@ class Translator:
         on_progress: OnProgress = lambda lines: None,
     ) -> list[float]:
         """The log-probability of each given translation of `lines`, which are as in `translate`."""
+        return [forced.log_prob for forced in self.force_pieces(lines, targets, on_progress=on_progress)]
+
+    def force_pieces(
+        self,
+        lines: SourceLines | Sequence[str],
+        targets: Sequence[str],
+        contexts: Sequence[Context] | None = None,
+        limits: ContextLimits | None = None,
+        *,
+        on_progress: OnProgress = lambda lines: None,
+    ) -> list[Forced]:
+        """The log-probabilities of the pieces of given translations; see `mtkit.decoding.forced.force_lines`."""
         if not isinstance(lines, SourceLines):
             lines = self.source(lines)
-        return log_probs_of_lines(self.engine, self.tokenizers, lines, targets, on_progress=on_progress)
+        return force_lines(self.engine, self.tokenizers, lines, targets, contexts, limits, on_progress=on_progress)
+
+    def context_limits(self, direction: str | None = None) -> ContextLimits | None:
+        """The limits of context in this direction (None: the first); None if the runs use none."""
+        return ContextLimits.of(self.runs, direction or self.runs[0].directions[0])
 
 
 def document_pieces(runs: Sequence[Run]) -> int | None:
@@ -240,7 +257,8 @@ def joins_documents(
 ) -> bool:
     """Whether lines of a document are translated together: as `requested`; None: if all runs were trained so.
 
-    `say` gets a message if the settings, `scores` or `forced` decoding rule out the default.
+    Given translations (`forced`) are scored after the lines that precede them. `say` gets a message if the settings
+    or `scores` rule out the default.
 
     Raises: MtkitError if they rule out the request, or if a run was not trained on documents.
     """
@@ -249,7 +267,9 @@ def joins_documents(
         raise MtkitError("--documents needs a run trained on documents (data.documents in its recipe); leave it out")
     if not trained or requested is False:
         return False
-    single = {"--scores": scores, "--target": forced, "--n-best above 1": settings.n_best > 1}
+    if forced:
+        return True
+    single = {"--scores": scores, "--n-best above 1": settings.n_best > 1}
     for option, applies in single.items():
         if applies and requested:
             raise MtkitError(f"{option} needs lines that are translated one by one; give --sentences too")

@@ -16,7 +16,6 @@ from tests.decoding.trained import make_run
         (["--beam", "3"], "--beam"),
         (["--n-best", "2"], "--n-best"),
         (["--method", "greedy"], "--method"),
-        (["--document-ids", "ids"], "--document-ids"),
         (["--shortlist", "3"], "--shortlist"),
         (["--alignments", "links"], "--alignments"),
     ],
@@ -24,6 +23,11 @@ from tests.decoding.trained import make_run
 def test_what_says_nothing_about_given_translations_is_refused(idle: list[str], option: str) -> None:
     with pytest.raises(MtkitError, match=f"{option} is for translations that the run finds; leave it out with"):
         typed("--input", "a", "--target", "b", *idle)
+
+
+def test_word_scores_are_for_given_translations() -> None:
+    with pytest.raises(MtkitError, match="--word-scores scores given translations; give --target FILE too"):
+        typed("--input", "a", "--word-scores")
 
 
 def test_ids_of_documents_say_nothing_of_lines_alone() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mtkit.decoding.contract import Engine, Hypotheses, SourceBatch
-from mtkit.decoding.forced import log_probs_of_lines
+from mtkit.decoding.forced import force_lines
 from mtkit.decoding.held_out import HeldOut
 from mtkit.decoding.lines.source import Documents, SourceLines
 from mtkit.decoding.translate import translate_lines
@@ -54,7 +54,7 @@ class Copier:
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
         assert self.inside
-        return -(target != PAD).sum(1).float()
+        return -(target != PAD).float()
 
 
 def lists_of(source: Tensor) -> list[list[int]]:
@@ -97,7 +97,8 @@ def test_sides_and_forced_lines_go_through_it(tokenizers: Tokenizers) -> None:
     lines = sentences(5, 4)
     found = translate_lines(copier(), tokenizers, HeldOut("test", lines, lines).lines(copier().settings))
     assert [each.text for (each,) in found] == lines
-    assert log_probs_of_lines(copier(), tokenizers, lines, lines) == [-float(len(each.pieces)) for (each,) in found]
+    forced = force_lines(copier(), tokenizers, lines, lines)
+    assert [each.log_prob for each in forced] == [-float(len(each.pieces)) for (each,) in found]
 
 
 def test_what_it_cannot_do_is_refused_before_anything_is_translated(tokenizers: Tokenizers, tmp_path: Path) -> None:

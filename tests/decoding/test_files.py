@@ -1,12 +1,15 @@
 """Whole files from Python: translated, scored, and gone on with after a kill."""
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mtkit.decoding import files
 from mtkit.decoding import translator as module
+from mtkit.decoding.contexts import contexts_in_documents
 from mtkit.decoding.files import force_file, translate_file
 from mtkit.decoding.lines import chunks
 from mtkit.decoding.lines.source import SourceLines
@@ -98,11 +101,73 @@ def test_documents_have_ids_or_blank_lines(translator: Translator, monkeypatch: 
 def test_given_translations_are_scored(translator: Translator, tmp_path: Path) -> None:
     lines, given = sentences(4, 5), sentences(4, 6)
     expected = [f"{each:.6f}" for each in translator.force(lines, given)]
-    assert written(lambda out: force_file(translator, lines, given, out)) == expected
-    force_file(translator, lines, given, tmp_path / "out", directions="en-de")
+    assert written(lambda out: force_file(translator, lines, given, out, documents=False)) == expected
+    force_file(translator, lines, given, tmp_path / "out", directions="en-de", documents=False)
     assert (tmp_path / "out").read_text().split("\n") == [*expected, ""]
     with pytest.raises(DataError, match=r"do not make pairs: their numbers differ \(4 and 1 lines\)"):
         force_file(translator, lines, ["a"], io.BytesIO())
+
+
+def test_given_translations_follow_their_documents(translator: Translator, tmp_path: Path) -> None:
+    lines, given = [*sentences(4, 5), "", *sentences(2, 7)], [*sentences(4, 6), "", *sentences(2, 8)]
+    contexts = contexts_in_documents(lines, given, [0, 0, 0, 0, 1, 1, 1], 20)
+    forced = translator.force_pieces(lines, given, contexts, translator.context_limits())
+    expected, said = [f"{line.log_prob:.6f}" for line in forced], list[str]()
+    assert written(lambda out: force_file(translator, lines, given, out, say=said.append)) == expected
+    cut = sum(line.cut for line in forced)
+    assert 0 < cut < sum(line.context > 0 for line in forced)
+    assert said == [
+        f"the context of {cut} lines is longer than the model has learned to translate at once "
+        "(20 pieces, or its maximum length): only the nearest sentences were kept"
+    ]
+    ids = list("aaaabcc")
+    assert written(lambda out: force_file(translator, lines, given, out, document_ids=ids)) == expected
+    assert written(lambda out: force_file(translator, lines, given, out, documents=False)) != expected
+    with pytest.raises(DataError, match=r"the ids must have as many lines as the input.* \(7 and 1 lines\)"):
+        force_file(translator, lines, given, tmp_path / "out", document_ids=["a"])
+    for count, message in ((6, "do not make pairs"), (8, "do not make pairs")):
+        with pytest.raises(DataError, match=message):
+            force_file(translator, iter(lines), [*given, "a"][:count], io.BytesIO(), document_ids=ids)
+    with pytest.raises(DataError, match="as many lines"):
+        force_file(translator, iter(lines), given, io.BytesIO(), document_ids=ids[:5])
+
+
+def test_a_killed_scoring_of_documents_goes_on(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [*sentences(4, 5), "", *sentences(4, 7)]
+    said, counts = list[str](), list[str]()
+    whole = written(lambda out: force_file(translator, lines, lines, out, say=counts.append))
+    monkeypatch.setattr(files, "SIDE_CHUNK", 3)
+    force_lines, calls = module.force_lines, list[int]()
+
+    def dying(engine: object, tokenizers: object, source: SourceLines, *rest: object, **more: object) -> object:
+        calls.append(len(source.lines))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return force_lines(engine, tokenizers, source, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "force_lines", dying)
+    with pytest.raises(KeyboardInterrupt):
+        force_file(translator, lines, lines, tmp_path / "out")
+    force_file(translator, lines, lines, tmp_path / "out", say=said.append)
+    assert calls == [4, 5, 5]  # a chunk ends with a document
+    assert [float(line) for line in (tmp_path / "out").read_text().split()] == pytest.approx([*map(float, whole)], 1e-5)
+    assert said == [f"resuming after line 4, where {tmp_path / 'out.partial'} ends", *counts]
+    assert counts
+
+
+def test_words_of_given_translations_are_scored(translator: Translator) -> None:
+    lines, given = sentences(4, 5), [*sentences(3, 6), ""]
+    scored = [
+        json.loads(line)
+        for line in written(lambda out: force_file(translator, lines, given, out, documents=False, words=True))
+    ]
+    for line, target, log_prob in zip(scored, given, translator.force(lines, given), strict=True):
+        assert line["log_prob"] == pytest.approx(log_prob, abs=1e-4)
+        assert [word for word, _ in line["words"]] == [*target.split(), "</s>"]
+        for parts in (line["words"], line["pieces"]):
+            assert sum(value for _, value in parts) == pytest.approx(line["log_prob"], abs=1e-9)
 
 
 def test_a_run_is_translated_with_by_its_own_settings(trained: Trained) -> None:

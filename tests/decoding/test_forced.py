@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mtkit.decoding.engines.model_engine import ModelEngine, forced_log_probs
-from mtkit.decoding.forced import log_probs_of_lines
+from mtkit.decoding.forced import force_lines
 from mtkit.decoding.translate import padded, translate_lines
 from mtkit.errors import DataError
 from mtkit.model.transformer import Transformer
@@ -27,9 +27,8 @@ def log_probs(
     parts: tuple[Transformer, Tokenizers], sources: list[str], targets: list[str], batch_tokens: int
 ) -> list[float]:
     model, tokenizers = parts
-    return log_probs_of_lines(
-        ModelEngine(model, DecodingSettings(batch_tokens=batch_tokens)), tokenizers, sources, targets
-    )
+    engine = ModelEngine(model, DecodingSettings(batch_tokens=batch_tokens))
+    return [forced.log_prob for forced in force_lines(engine, tokenizers, sources, targets)]
 
 
 def test_hypotheses_of_the_transformer_score_what_forcing_them_gives(parts: tuple[Transformer, Tokenizers]) -> None:
@@ -42,7 +41,7 @@ def test_hypotheses_of_the_transformer_score_what_forcing_them_gives(parts: tupl
         sources = [[*tokenizers.source.encode(line), EOS] for line in lines for _ in range(kept)]
         flat = [each for translations in found for each in translations]
         device = model.output_weight.device
-        forced = forced_log_probs(model, padded(sources, device), padded([each.pieces for each in flat], device))
+        forced = forced_log_probs(model, padded(sources, device), padded([each.pieces for each in flat], device)).sum(1)
         for each, log_prob in zip(flat, forced.tolist(), strict=True):
             assert each.log_prob == pytest.approx(log_prob, abs=1e-4)
 

@@ -133,10 +133,11 @@ class CTranslate2Engine(ModelEngine):
         return Hypotheses(pieces, log_probs, normalised(log_probs, lengths, self.settings.length_penalty)).ranked()
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
-        """The sums of CTranslate2's log-probabilities of the pieces, over all pieces."""
+        """CTranslate2's log-probabilities of the pieces, over all pieces."""
         targets = [names[:-1] for names in _tokens(target)]
         scored = self._translator.score_batch(_tokens(source), targets, max_input_length=0)
-        return torch.tensor([sum(result.log_probs) for result in scored], device=source.device)
+        rows = [torch.tensor(result.log_probs) for result in scored]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(source.device)
 
     def _search(self, batch: SourceBatch, beam: int) -> list[Found]:
         """CTranslate2's `beam` hypotheses of each segment, at most one piece shorter than the longest limit."""

@@ -256,14 +256,15 @@ def networks_of(model: Model) -> list[Network]:
 
 
 def forced_log_probs(model: Model, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
-    """The log-probability of each target, EOS included, given its source: (B,) float32, with all pieces in one pass.
+    """The log-probability of each target piece, given its source and the pieces before it, in one pass.
 
-    source (B, S) and target (B, T) pieces, EOS at the end, padded on the right; task (B,).
+    source (B, S) and target (B, T) pieces, EOS at the end, padded on the right; task (B,). The result is (B, T)
+    float32, 0 at padding; the sum over T is the log-probability of the target.
     """
     valid = target != PAD
     log_probs = torch.zeros(target.shape, device=target.device)
     log_probs[valid] = mean_of([_forced(network, source, target, valid, task) for network in networks_of(model)])
-    return log_probs.sum(1)
+    return log_probs
 
 
 def _forced(network: Network, source: Tensor, target: Tensor, valid: Tensor, task: Tensor | None) -> Tensor:

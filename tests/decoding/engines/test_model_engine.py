@@ -106,7 +106,7 @@ def test_steps_and_forced_decoding_agree_across_attentions(runs: list[Run]) -> N
         for each in translations:
             source = torch.tensor([[*tokenizers.source.encode(line), EOS]])
             with torch.no_grad():
-                forced = forced_log_probs(ensemble, source, torch.tensor([each.pieces]))
+                forced = forced_log_probs(ensemble, source, torch.tensor([each.pieces])).sum(1)
             assert forced.item() == pytest.approx(each.log_prob, abs=1e-3)
 
 
@@ -140,7 +140,7 @@ def test_equals_the_sum_over_steps_whatever_the_batch() -> None:
     model = TinyModel()
     sources, targets = ([[*each, EOS] for each in random_sources(12, seed=seed)] for seed in (1, 2))
     device = model.output_weight.device
-    found = forced_log_probs(model, padded(sources, device), padded(targets, device))
+    found = forced_log_probs(model, padded(sources, device), padded(targets, device)).sum(1)
     for source, target, log_prob in zip(sources, targets, found.tolist(), strict=True):
         assert log_prob == pytest.approx(log_prob_of(model, source[:-1], target), abs=1e-4)
 

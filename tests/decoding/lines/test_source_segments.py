@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.decoding.engines.model_engine import ModelEngine
-from mtkit.decoding.forced import log_probs_of_lines
+from mtkit.decoding.forced import force_lines
 from mtkit.decoding.lines.source import Directions, Source, SourceLines
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
@@ -97,13 +97,9 @@ def test_directions_change_what_a_trained_model_gives_and_scores(run: Run) -> No
     assert german != french
     for number, (best, *_) in enumerate(both):
         assert best.pieces == (german, french)[number % 2][number][0].pieces
+    engine = ModelEngine(model, DecodingSettings(batch_tokens=200))
     forced, other = (
-        log_probs_of_lines(
-            ModelEngine(model, DecodingSettings(batch_tokens=200)),
-            run.tokenizers,
-            SourceLines(lines, directions=each),
-            sentences(8, 7),
-        )
+        [line.log_prob for line in force_lines(engine, run.tokenizers, SourceLines(lines, each), sentences(8, 7))]
         for each in (mixed, ways[0])
     )
     assert forced[::2] == pytest.approx(other[::2], abs=1e-4)
