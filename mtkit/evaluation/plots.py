@@ -145,7 +145,7 @@ def draw_alignment(
         raise MtkitError(f"a picture of {len(source)} x {len(target)} pieces is too large to draw; give a shorter text")
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
-    _draw_map(axes, source, target, weights, 10, _families([*source, *target]))
+    _draw_map(axes, source, target, weights, 10, font_families([*source, *target]))
     return _save(figure, path)
 
 
@@ -180,7 +180,7 @@ def draw_attention(aligned: "Alignment", path: Path) -> bool:
         )
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(maps), heads, squeeze=False)
-    families = _families([piece for pieces in sides.values() for side in pieces for piece in side])
+    families = font_families([piece for pieces in sides.values() for side in pieces for piece in side])
     for row, (role, layer, weights) in zip(grid, maps, strict=True):
         across, down = sides[role]
         for head, axes in enumerate(row):
@@ -213,7 +213,7 @@ def _draw_map(
     axes.tick_params(which="minor", length=0)
 
 
-def _families(pieces: Sequence[str]) -> list[str]:
+def font_families(pieces: Sequence[str]) -> list[str]:
     """Return matplotlib's own font and, in order of name, installed fonts that cover the letters it lacks."""
     from matplotlib import font_manager
 

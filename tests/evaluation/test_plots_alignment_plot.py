@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.errors import MtkitError
-from mtkit.evaluation.plots import _families, draw_alignment
+from mtkit.evaluation.plots import draw_alignment, font_families
 
 WEIGHTS = [[0.5, 0.5, 0.0], [0.0, 0.1, 0.9]]
 
@@ -38,7 +38,7 @@ def test_a_letter_is_drawn_in_whichever_font_has_it(tmp_path: Path) -> None:
     own = fonts.get_font(fonts.findfont("DejaVu Sans"))
     assert not own.get_char_index(ord(letter))
     assert draw_alignment([letter, "b", "</s>"], ["▁c", "</s>"], WEIGHTS, tmp_path / "a.png")
-    assert _families(["▁abc"]) == ["DejaVu Sans"]
+    assert font_families(["▁abc"]) == ["DejaVu Sans"]
 
 
 def test_fonts_that_cannot_be_read_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,16 +47,16 @@ def test_fonts_that_cannot_be_read_are_passed_over(tmp_path: Path, monkeypatch: 
     damaged.write_bytes(b"no font")
     gone = [fonts.FontEntry(fname=str(path), name=f"A {path.stem}") for path in (damaged, tmp_path / "gone.ttf")]
     monkeypatch.setattr(fonts.fontManager, "ttflist", [*gone, *fonts.fontManager.ttflist])
-    assert not {each.name for each in gone} & set(_families(["\u1d81"]))
+    assert not {each.name for each in gone} & set(font_families(["\u1d81"]))
 
 
 def test_fonts_installed_after_matplotlib_listed_them_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     fonts = pytest.importorskip("matplotlib.font_manager")
     letter, listed = "\u1d81", fonts.fontManager.ttflist
-    (new,) = _families([letter])[1:]
+    (new,) = font_families([letter])[1:]
     monkeypatch.setattr(fonts.fontManager, "ttflist", [font for font in listed if font.name == "DejaVu Sans"])
     monkeypatch.setattr(fonts, "findSystemFonts", lambda: [])
-    assert _families([letter]) == ["DejaVu Sans"]
+    assert font_families([letter]) == ["DejaVu Sans"]
     paths = [font.fname for font in listed if font.name == new]
     monkeypatch.setattr(fonts, "findSystemFonts", lambda: [__file__, *paths])
-    assert _families([letter]) == ["DejaVu Sans", new]
+    assert font_families([letter]) == ["DejaVu Sans", new]

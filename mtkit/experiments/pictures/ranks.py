@@ -1,0 +1,139 @@
+"""Mean ranks with critical differences (Demsar, 2006, Statistical comparisons of classifiers over multiple data sets).
+
+Up to `FEW` entries are drawn as in that paper. More entries are drawn as a list with a line of half the critical
+difference on both sides of each mean rank (Koning et al., 2005, The M3 competition: statistical tests of the results).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mtkit.experiments.pictures.canvas import FAINT, INK, entitle, new_figure, shortened
+
+FEW = 20
+"""Number of entries up to which the picture is the diagram of Demsar (2006)."""
+ROW, LANE = 1.0, 0.45
+"""Height of a name and of a bar of a group in the diagram, in rows."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Mean ranks of entries; rank 1 is best."""
+
+    names: Sequence[str]
+    """Entries in the order of the table: the first entry, with which the others are compared, is drawn in bold."""
+    means: Sequence[float]
+    """Mean rank of each entry over the blocks."""
+    difference: float
+    """Critical difference: mean ranks that differ by less do not differ significantly."""
+    groups: Sequence[Sequence[int]]
+    """Indices of the entries of each group without significant differences."""
+    blocks: int
+    """Number of blocks, in each of which the entries were ranked: tasks and seeds."""
+
+
+def draw_ranks(ranks: Ranks, title: str) -> Any:
+    """Return a figure of the mean ranks; None for less than 2 entries, which have no ranks."""
+    if len(ranks.names) < 2:
+        return None
+    order = sorted(range(len(ranks.names)), key=lambda index: (ranks.means[index], index))
+    figure = (_diagram if len(order) <= FEW else _list)(ranks, order)
+    if len(order) <= FEW:
+        meaning = "Bars join entries without a significant difference."
+    else:
+        meaning = (
+            "Entries whose lines overlap have no significant difference; dark: no significant difference from the best."
+        )
+    entitle(
+        figure,
+        f"{title}: mean rank in {ranks.blocks} block{'s' * (ranks.blocks != 1)}",
+        f"Rank 1 is best; bold: first entry. CD: critical difference, {ranks.difference:.2f}. {meaning}",
+    )
+    return figure
+
+
+def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the lane of each span: spans that overlap or touch lie in different lanes, as few as possible."""
+    ends: list[float] = []
+    chosen = {}
+    for index in sorted(range(len(spans)), key=spans.__getitem__):
+        low, high = spans[index]
+        lane = next((lane for lane, end in enumerate(ends) if end < low), len(ends))
+        ends[lane : lane + 1] = [high]
+        chosen[index] = lane
+    return [chosen[index] for index in range(len(spans))]
+
+
+def _spans(ranks: Ranks, pad: float) -> list[tuple[float, float]]:
+    """Return the ends of the bar of each group of at least two entries; groups within other groups have none."""
+    spans = {
+        (min(ranks.means[index] for index in group) - pad, max(ranks.means[index] for index in group) + pad)
+        for group in ranks.groups
+        if len(group) > 1
+    }
+    return sorted(
+        span
+        for span in spans
+        if not any(other != span and other[0] <= span[0] <= span[1] <= other[1] for other in spans)
+    )
+
+
+def _diagram(ranks: Ranks, order: Sequence[int]) -> Any:
+    """Draw the axis of ranks on top, bars of groups below it, and names on both sides, the best half on the left."""
+    count = len(order)
+    spans = _spans(ranks, pad=0.006 * (count - 1))
+    bars = lanes(spans)
+    top = 0.6 + LANE * (max(bars, default=-1) + 1)
+    left = order[: (count + 1) // 2]
+    figure = new_figure(9, 1.5 + 0.26 * (top + len(left) + 2))
+    axes = figure.subplots()
+    axes.set_xlim(1, count)
+    axes.set_ylim(top + len(left), -2)
+    reach = min(1 + ranks.difference, count)
+    axes.plot([1, reach], [-1.2, -1.2], "|-", color=INK, gid="difference")
+    axes.text(1, -1.5, f"CD = {ranks.difference:.2f}", verticalalignment="bottom", fontsize=8)
+    for (low, high), lane in zip(spans, bars, strict=True):
+        y = 0.5 + LANE * lane
+        axes.plot([low, high], [y, y], color=INK, linewidth=4, solid_capstyle="butt", gid="group")
+    for place, index in enumerate(order):
+        on_left = place < len(left)
+        y = top + ROW * (place if on_left else count - 1 - place)
+        side = 1 - 0.02 * (count - 1) if on_left else count + 0.02 * (count - 1)
+        mean = ranks.means[index]
+        axes.plot([mean, mean, side], [0, y, y], color=FAINT, linewidth=0.9, clip_on=False, gid=ranks.names[index])
+        name = shortened(ranks.names[index])
+        axes.text(
+            side, y, f"{name}  {mean:.2f} " if on_left else f" {mean:.2f}  {name}",
+            horizontalalignment="right" if on_left else "left", verticalalignment="center",
+            fontweight="normal" if index else "bold", gid=f"label {ranks.names[index]}",
+        )  # fmt: skip
+    axes.xaxis.set_ticks_position("top")
+    axes.set_xticks(range(1, count + 1))
+    axes.spines["top"].set(visible=True, position=("data", 0))
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    return figure
+
+
+def _list(ranks: Ranks, order: Sequence[int]) -> Any:
+    """Draw an entry per row, the best on top, and a band over the ranks that do not differ from the best rank."""
+    figure = new_figure(9, 1.6 + 0.19 * len(order))
+    axes = figure.subplots()
+    half = ranks.difference / 2
+    best = ranks.means[order[0]]
+    axes.set_xlim(0, len(order) + 1)
+    axes.axvspan(best - half, best + half, color=FAINT, alpha=0.15, linewidth=0, gid="best")
+    for row, index in enumerate(order):
+        mean = ranks.means[index]
+        color = INK if mean - best <= ranks.difference else FAINT
+        axes.plot([mean - half, mean + half], [row, row], color=color, linewidth=1.4, gid=ranks.names[index])
+        axes.plot([mean], [row], "o", color=color, markersize=4)
+    labels = [f"{shortened(ranks.names[index])}  {ranks.means[index]:.1f}" for index in order]
+    axes.set_yticks(range(len(order)), labels, fontsize=8)
+    axes.get_yticklabels()[order.index(0)].set_fontweight("bold")
+    axes.set_ylim(len(order) - 0.3, -0.7)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", top=True, labeltop=True)
+    axes.set_xlabel("mean rank (dot) and half the critical difference (line)")
+    return figure
