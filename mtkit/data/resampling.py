@@ -17,20 +17,22 @@ from mtkit.text.segments import Ragged, mix
 from mtkit.text.tokenizer import Tokenizer, Tokenizers
 
 
-def join_documents(side: Side, pieces: int, *, seed: int, epoch: int) -> Side:
+def join_documents(side: Side, pieces: int, *, seed: int, epoch: int, whole: bool = False) -> Side:
     """Join neighbouring segments of documents into an epoch's rows of up to `pieces` pieces a side, with breaks.
 
     Breaks and tags are counted; a longer segment is a row of its own. Each row's room is drawn, from the mean segment
-    length to `pieces`, such that each doubling of the room gets the same share of the text. Every segment is in one
-    row; a pure function of the arguments. Nothing is copied: a row is a stretch of the prepared side, which contains
-    the breaks. A side without `documents` is returned as it is.
+    length to `pieces`, such that each doubling of the room gets the same share of the text; with `whole`, it is
+    `pieces`, so that a document that fits is one row. Every segment is in one row; a pure function of the arguments.
+    Nothing is copied: a row is a stretch of the prepared side, which contains the breaks. A side without `documents` is
+    returned as it is.
     """
     if side.documents is None:
         return side
     random = np.random.default_rng((seed, epoch, 1))  # differs from the generator that shuffles the epoch
     mean = max(1.0, *(float(tokens.lengths.mean()) for tokens in (side.source, side.target)))
     # a row of room r holds r pieces: with a density of 1 / r^2, rows of room r to 2 r hold as much text at any r
-    room = 1 / random.uniform(1 / pieces, max(1 / mean, 1 / pieces), len(side))
+    drawn = 1 / random.uniform(1 / pieces, max(1 / mean, 1 / pieces), len(side))
+    room = np.full(len(side), pieces) if whole else drawn
     ends = np.minimum(_row_ends(side.source, room), _row_ends(side.target, room))
     ends = np.minimum(ends, _document_ends(side, side.documents))
     following, firsts, first = np.maximum(ends, np.arange(1, len(side) + 1)).tolist(), [], 0

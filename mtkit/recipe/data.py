@@ -125,6 +125,8 @@ class DocumentSettings(Settings):
     pieces: PositiveInt = 250
     """Maximum pieces per side of joined segments. Translation fills rows up to this length; training draws rows of all
     lengths up to it, including single segments. A longer segment is a row by itself."""
+    whole: bool = False
+    """Fill training rows up to this length too: a document that fits is one row. Suits short documents."""
 
 
 class Cleaning(Settings):

@@ -186,9 +186,8 @@ class DataLoader:
         if self._last is None or self._last.number != number:
             side = self._side
             if self._documents is not None:
-                side = join_documents(
-                    side, min(self._documents.pieces, self._longest - 1), seed=self._seed, epoch=number
-                )
+                pieces = min(self._documents.pieces, self._longest - 1)
+                side = join_documents(side, pieces, seed=self._seed, epoch=number, whole=self._documents.whole)
             plan = plan_epoch(
                 side,
                 batch_tokens=self._batch_tokens,

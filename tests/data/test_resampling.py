@@ -92,6 +92,14 @@ def test_a_segment_longer_than_the_budget_is_a_row_of_its_own() -> None:
     assert rows_of(side) == [([number] * one, [number] * two) for number, (one, two) in enumerate(lengths)]
 
 
+def test_whole_documents_fill_rows_up_to_the_budget() -> None:
+    lengths, documents = [(2, 3)] * 12, [0] * 3 + [1] * 9
+    for epoch in range(20):
+        side = join_documents(side_of(lengths, documents), 15, seed=1, epoch=epoch, whole=True)
+        # 3 segments of 3 pieces and 2 breaks are 11 pieces; a fourth makes 15
+        assert side.lines.tolist() == [1, 4, 8, 12]
+
+
 def test_neither_documents_nor_what_is_apart_in_the_file_are_joined() -> None:
     whole = side_of([(1, 1)] * 40, [0] * 20 + [1] * 20, gap_before=30)
     longest = 0
