@@ -63,6 +63,8 @@ def prepared_by(settings: DataSettings) -> dict[str, Any]:
     }
     dumped = settings.model_dump(mode="json", exclude=unused)
     del dumped["cleaning"]["misaligned"]  # decides whether data is prepared, not its content
+    if dumped["documents"] and not dumped["documents"]["whole"]:
+        del dumped["documents"]["whole"]  # data of earlier versions has no such setting
     return {**dumped, "corpora": corpora}
 
 
