@@ -21,7 +21,7 @@ import numpy as np
 
 from mtkit.errors import MtkitError
 from mtkit.evaluation.distributions import solve, t_tail
-from mtkit.evaluation.scores import RESAMPLES, percentiles, wilson
+from mtkit.evaluation.scores import NORMAL, RESAMPLES, percentiles, wilson
 from mtkit.evaluation.significance import TIE
 from mtkit.evaluation.statistics import Numbers, Statistics, resampled_values
 from mtkit.terminal import ProgressBar, silent
@@ -135,7 +135,7 @@ def summary_of(values: Sequence[float]) -> Summary:
     mean, count = float(np.mean(values)), len(values)
     if count < 2 or not math.isfinite(mean):
         return Summary(mean, None, None, None, count)
-    margin = _Error(_seed_variance(np.array(values)), count - 1, 0.0, 2).margin()
+    margin = _Error(float(np.var(values, ddof=1)) / count, count - 1, 0.0, 2).margin()
     return Summary(mean, float(np.std(values, ddof=1)), mean - margin, mean + margin, count)
 
 
@@ -217,9 +217,11 @@ def _summary(entry: SeedScores) -> Summary:
     sd = float(entry.values.std(ddof=1))
     if entry.segments == 1:  # one segment shows no variation between segments
         return Summary(mean, sd, None, None, seeds)
-    error = _Error(_seed_variance(entry.values), seeds - 1, max(_shared_variance(entry), 0.0), entry.segments)
+    error = _error([entry])
     if entry.metric == "exact":
-        low, high = _wilson_of(mean, error)
+        # Wilson's interval for the number of independent segments with the same standard error
+        segments = mean * (100 - mean) / error.variance if error.variance else entry.segments
+        low, high = wilson(mean * segments / 100, segments, error.quantile() if error.variance else NORMAL)
     else:
         margin = error.margin()
         low, high = max(mean - margin, 0.0), mean + margin
@@ -227,45 +229,35 @@ def _summary(entry: SeedScores) -> Summary:
     return Summary(mean, sd, low, high, seeds)
 
 
-def _wilson_of(mean: float, error: _Error) -> tuple[float, float]:
-    """Return Wilson's interval of `mean` per cent for as many segments as explain the variance, at most all."""
-    if not error.variance:
-        return wilson(mean * error.count / 100, error.count)
-    segments = min(mean * (100 - mean) / error.variance, error.count)
-    return wilson(mean * segments / 100, segments, error.quantile())
-
-
 def _tested(first: SeedScores, entry: SeedScores) -> Tested:
     value = float(entry.values.mean() - first.values.mean())
     over_seeds = min(len(first.values), len(entry.values)) > 1
     if first.segments == 1:
         return Tested(value, None, None, 1.0, 1.0, over_seeds)
-    error = (
-        _difference_error(first, entry) if over_seeds else _Error(0.0, 1.0, _gap_variance(first, entry), first.segments)
-    )
+    error = _error([entry, first])
     margin, p = error.margin(), error.p_value(value)
     return Tested(value, value - margin, value + margin, p, p, over_seeds)
 
 
-def _difference_error(first: SeedScores, entry: SeedScores) -> _Error:
-    """Return the error of the difference of two entries' means, with Welch's degrees of freedom."""
-    parts = [(_seed_variance(scores.values), len(scores.values) - 1) for scores in (first, entry)]
-    total = sum(part for part, _ in parts)
-    squares = sum(part**2 / freedom for part, freedom in parts)
-    together = _covariance(first.samples.mean(axis=0), entry.samples.mean(axis=0), first.segments)
-    segments = _shared_variance(first) + _shared_variance(entry) - 2 * together
-    return _Error(total, total**2 / squares if squares else 1.0, max(segments, 0.0), first.segments)
+def _error(entries: Sequence[SeedScores]) -> _Error:
+    """Return the error of an entry's mean, or of the difference of two entries' means.
 
-
-def _gap_variance(first: SeedScores, entry: SeedScores) -> float:
-    """Return the variance over segments of the difference of two entries' means, for the seeds that they have."""
-    gaps = entry.samples.mean(axis=0) - first.samples.mean(axis=0)
-    return _covariance(gaps, gaps, first.segments)
-
-
-def _seed_variance(values: Numbers) -> float:
-    """Return the variance of the mean of independent values."""
-    return float(values.var(ddof=1)) / len(values)
+    If an entry has one seed, the error is that over segments, for the seeds that there are.
+    """
+    count = entries[0].segments
+    means = [entry.samples.mean(axis=0) for entry in entries]
+    gap = means[0] - means[1] if len(means) > 1 else means[0]
+    fixed = _covariance(gap, gap, count)
+    if min(len(entry.values) for entry in entries) == 1:
+        return _Error(0.0, 1.0, fixed, count)
+    parts = [float(entry.values.var(ddof=1)) / len(entry.values) for entry in entries]
+    squares = sum(part**2 / (len(entry.values) - 1) for part, entry in zip(parts, entries, strict=True))
+    shared = sum(_shared_variance(entry) for entry in entries)
+    if len(means) > 1:
+        shared -= 2 * _covariance(means[0], means[1], count)
+    # the total is never below the variance over segments for these seeds: few seeds may have equal scores by chance
+    segments = max(shared, fixed - sum(parts), 0.0)
+    return _Error(sum(parts), sum(parts) ** 2 / squares if squares else 1.0, segments, count)
 
 
 def _shared_variance(entry: SeedScores) -> float:

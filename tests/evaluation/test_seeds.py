@@ -1,5 +1,6 @@
 """Intervals and tests over seeds and segments: equations written naively, scipy, and values computed by hand."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,21 +67,19 @@ def test_mean_and_deviation_are_those_of_the_seeds_scores(name: str) -> None:
     assert 0 <= summary.low < summary.mean < summary.high
 
 
-def parts_of(first: NDArray[np.float64], second: NDArray[np.float64] | None = None) -> tuple[float, float]:
-    """Variances that seeds and segments cause in a mean, or a difference of two means, by sums over all pairs."""
-    entries = [first] if second is None else [first, second]
-    segments = first.shape[1]
+def parts_of(*entries: NDArray[np.float64]) -> tuple[float, float]:
+    """Variances that seeds and segments cause in a mean, or a difference of two means, by sums over pairs of seeds."""
+    segments = entries[0].shape[1]
+    of_seeds = sum(entry.mean(1).var(ddof=1) / len(entry) for entry in entries)
     shared = 0.0
-    for one, left in enumerate(entries):
-        for other, right in enumerate(entries):
-            pairs = [
-                np.cov(a, b)[0, 1] / segments
-                for i, a in enumerate(left)
-                for j, b in enumerate(right)
-                if one != other or i != j
-            ]
-            shared += sum(pairs) / len(pairs) * (1 if one == other else -1)
-    return sum(each.mean(1).var(ddof=1) / len(each) for each in entries), shared
+    for entry in entries:
+        pairs = [np.cov(one, other)[0, 1] for one, other in itertools.permutations(entry, 2)]
+        shared += sum(pairs) / len(pairs) / segments
+    if len(entries) > 1:
+        pairs = [np.cov(one, other)[0, 1] for one, other in itertools.product(*entries)]
+        shared -= 2 * sum(pairs) / len(pairs) / segments
+    for_these_seeds = np.subtract.reduce([entry.mean(0) for entry in entries]).var(ddof=1) / segments
+    return of_seeds, max(shared, for_these_seeds - of_seeds)
 
 
 def test_variances_are_those_of_crossed_seeds_and_segments() -> None:
