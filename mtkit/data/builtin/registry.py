@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mtkit.data.builtin import sequences
+from mtkit.data.builtin import counting, nested, recall, sequences
 from mtkit.data.builtin.corpus import corpus
 from mtkit.data.builtin.task import BuiltinTask, Value
 from mtkit.errors import DataError, RecipeError, did_you_mean, shown
@@ -13,7 +13,9 @@ from mtkit.recipe.data import DataSettings
 from mtkit.recipe.task import TaskSettings
 from mtkit.terminal import aligned
 
-TASKS: dict[str, BuiltinTask] = {task.name: task for module in (sequences,) for task in module.TASKS}
+TASKS: dict[str, BuiltinTask] = {
+    task.name: task for module in (sequences, recall, counting, nested) for task in module.TASKS
+}
 """All tasks, in the order of the list."""
 
 _ATTEMPTS = 1_000
@@ -69,6 +71,10 @@ def side_lengths(settings: TaskSettings) -> dict[str, range]:
     shortest = settings.shortest or min(task.lengths[0], longest)
     if shortest > longest:
         raise RecipeError(f"data.task.shortest = {shortest:,} exceeds data.task.longest = {longest:,}")
+    if shortest < task.minimum:
+        raise RecipeError(
+            f"data.task.shortest = {shortest}: the task {task.name} needs {task.minimum} {task.unit} or more"
+        )
     usual = range(shortest, longest + 1)
     lengths = {"train": usual, "valid": usual, "test": usual}
     for before, multiple in zip((1, *settings.longer), settings.longer, strict=False):

@@ -62,6 +62,8 @@ class BuiltinTask:
     """Where it comes from."""
     check: Callable[[Mapping[str, Any], int], str | None] = lambda options, longest: None
     """Returns what is wrong with options for segments up to a length, or None."""
+    minimum: int = 1
+    """Minimum length."""
     languages: tuple[str, str] = ("input", "output")
     """Names of the source and target language, which are also the suffixes of text files."""
     tokenizer: Mapping[str, Any] = field(default_factory=lambda: {"kind": "words", "byte_fallback": False})

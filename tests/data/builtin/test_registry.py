@@ -1,5 +1,6 @@
 """What every built-in task promises: sides, lengths, distinct sources, and checked options."""
 
+import hashlib
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from mtkit.data.prepared import open_prepared
 from mtkit.errors import DataError, RecipeError
 from mtkit.recipe import make_recipe
 from mtkit.recipe.data import DataSettings
+from mtkit.text.sentences import sentences
 
 SMALL = {"train": 200, "valid": 20, "test": 20}
 
@@ -48,6 +50,34 @@ def test_a_task_is_drawn_in_seconds_and_in_the_same_way(name: str) -> None:
     assert time.process_time() - begin < 6  # 3 on a free core
     assert drawn(name=name) == first
     assert drawn(name=name, seed=2, **SMALL) != drawn(name=name, **SMALL)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_has_no_marks_at_which_long_lines_are_split(name: str) -> None:
+    sides = drawn(name=name, **SMALL)
+    assert all(len(sentences(source, "input")) == 1 for pairs in sides.values() for source, _ in pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("copy", "cd3041ec"),
+        ("reverse", "f649f8fb"),
+        ("sort", "47ffce47"),
+        ("shift", "d92b99c9"),
+        ("nth", "faa3c3f2"),
+        ("mqar", "63f62088"),
+        ("selective-copy", "df675ec3"),
+        ("counting", "0a39b7c4"),
+        ("majority", "28dd622e"),
+        ("dyck", "392b7ea5"),
+        ("listops", "d3d69e3a"),
+    ],
+)
+def test_the_same_seed_gives_the_same_text_in_every_version_of_python(name: str, digest: str) -> None:
+    pairs = (pair for side in drawn(name=name, **SMALL).values() for pair in side)
+    text = "".join(f"{source} -> {target}\n" for source, target in pairs)
+    assert hashlib.sha256(text.encode()).hexdigest()[:8] == digest
 
 
 @pytest.mark.parametrize("name", TASKS)
