@@ -39,10 +39,9 @@ class Point:
     """Family of its mechanism; None if it has several families or none."""
     values: tuple[float, ...]
     """Quality of each seed; empty if all trials failed."""
-    low: float = math.nan
-    """Lower end of the quality's 95% interval; NaN if there is none."""
-    high: float = math.nan
-    """Upper end of the quality's 95% interval; NaN if there is none."""
+    low: float | None = None
+    """Lower end of the quality's 95% interval; None if there is none."""
+    high: float | None = None
     costs: Mapping[str, float | None] = field(default_factory=dict)
     """Mean over seeds of each cost, by its key in `costs.COSTS`; costs that were not measured are missing or None."""
     curves: Sequence[Sequence[Mapping[str, Any]]] = ()
@@ -63,7 +62,7 @@ class Point:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95% interval, which includes the mean: the mean twice if there is no interval."""
-        low, high = (end if math.isfinite(end) else self.mean for end in (self.low, self.high))
+        low, high = (end if end is not None and math.isfinite(end) else self.mean for end in (self.low, self.high))
         return min(low, self.mean), max(high, self.mean)
 
     def cost(self, key: str) -> float | None:

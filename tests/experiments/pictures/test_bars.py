@@ -51,3 +51,11 @@ def test_the_picture_grows_with_its_rows() -> None:
     assert heights[0] < heights[1]
     assert heights[2] - heights[1] > 22 * 0.2
     assert draw_bars([point("gone", failed=1)], "BLEU", "A study") is None
+
+
+def test_numbers_of_speeds_are_inside_their_panel() -> None:
+    figure = draw_bars(many(8), "BLEU", "A study")
+    figure.canvas.draw()
+    panel = figure.axes[1]
+    assert len(panel.texts) == 8
+    assert all(text.get_window_extent().x1 <= panel.get_window_extent().x1 for text in panel.texts)
