@@ -20,6 +20,32 @@ def table() -> str:
     return aligned(rows, left=range(5))
 
 
+def complexity_table() -> str:
+    """Return cost, sequential operations and longest path of attention, recurrence and convolution, and of mechanisms.
+
+    The first table is table 1 of Vaswani et al., "Attention Is All You Need", NeurIPS 2017, arXiv 1706.03762.
+    """
+    head = ("cost of a layer", "sequential operations", "longest path")
+    kinds = [
+        ("layer", *head),
+        ("attention to all tokens", "O(T² D)", "O(1)", "O(1)"),
+        ("recurrence", "O(T D²)", "O(T)", "O(T)"),
+        ("convolution, kernel of k tokens", "O(k T D²)", "O(1)", "O(T / k); O(log_k T) with growing dilation"),
+        ("attention within r tokens", "O(r T D)", "O(1)", "O(T / r)"),
+    ]
+    rows = [("name", "family", *head)]
+    for mechanism in sorted(mechanisms().values(), key=lambda entry: (entry.family, entry.name)):
+        facts = (mechanism.complexity, mechanism.sequential_operations or "", mechanism.longest_path or "")
+        rows.append((mechanism.name, mechanism.family, *facts))
+    notes = [
+        "T tokens of width D. Costs of mechanisms leave the width out; `mtkit attentions NAME` explains their letters.",
+        "Sequential operations: a product, a softmax, a sort and a prefix sum are one operation each.",
+        "Longest path, at the default options: layers until every token has reached every other, in the decoder every",
+        "later one. none: some never do. by content: the tokens decide.",
+    ]
+    return "\n\n".join([aligned(kinds, left=range(4)), aligned(rows, left=range(5)), "\n".join(notes)])
+
+
 def describe(name: str) -> str:
     """Return the page of one mechanism: facts, options, and the docstrings of its class and file.
 
@@ -32,6 +58,11 @@ def describe(name: str) -> str:
         **({} if mechanism.package is None else {"package": mechanism.package}),
         "roles": roles(mechanism),
         "cost": f"{mechanism.complexity}, growing with T to the power {mechanism.growth:g}",
+        **(
+            {}
+            if mechanism.longest_path is None
+            else {"path": f"{mechanism.longest_path}, in layers between any two tokens"}
+        ),
         "weights": "yes" if mechanism.weights else "no",
         "slots": _slots(mechanism),
     }

@@ -137,6 +137,12 @@ class Attention(nn.Module):
     """Shown to users: "O(T w)"."""
     growth: ClassVar[float]
     """Exponent of T in time and memory with fixed options: 1, 1.5 or 2."""
+    sequential_operations: ClassVar[str | None] = None
+    """Operations of a layer over a whole sequence that must follow each other, shown to users; a product, a softmax, a
+    sort and a prefix sum are one operation. None: not declared."""
+    longest_path: ClassVar[str | None] = None
+    """Layers until every token has reached every other (in the decoder role, every later one), shown to users; "none"
+    if some never do, "by content" if the tokens decide. None: not declared."""
     weights: ClassVar[bool] = False
     """Whether it can return attention weights."""
     unrounded: ClassVar[bool] = False

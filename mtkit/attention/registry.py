@@ -51,6 +51,8 @@ class Mechanism:
     published: frozenset[str]
     complexity: str
     growth: float
+    sequential_operations: str | None
+    longest_path: str | None
     weights: bool
     options: dict[str, Any]
     kind: type[Attention] | type[Slot]
@@ -97,6 +99,8 @@ def _described(name: str, family: str, kind: Any, package: str | None = None) ->
         published=kind.published,
         complexity=kind.complexity,
         growth=kind.growth,
+        sequential_operations=kind.sequential_operations,
+        longest_path=kind.longest_path,
         weights=kind.weights,
         options=options_of(kind),
         kind=kind,

@@ -41,6 +41,8 @@ class Slot(nn.Module):
     paper: ClassVar[str]
     complexity: ClassVar[str] = "O(T²)"
     growth: ClassVar[float] = 2
+    sequential_operations: ClassVar[str | None] = "O(1)"
+    longest_path: ClassVar[str | None] = "O(1)"
     weights: ClassVar[bool] = True
     apart_from: ClassVar[frozenset[str]] = frozenset()
     """Names in other slots that it cannot combine with."""

@@ -4,9 +4,14 @@ from typing import Annotated
 
 import typer
 
+from mtkit.errors import MtkitError
+
 
 def attentions(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this mechanism with its options.")] = None,
+    complexity: Annotated[
+        bool, typer.Option("--complexity", help="List cost, sequential operations and longest path instead.")
+    ] = False,
 ) -> None:
     """List the attention mechanisms, or show one with its options.
 
@@ -17,7 +22,10 @@ def attentions(
     Examples:
       mtkit attentions
       mtkit attentions longformer
+      mtkit attentions --complexity
     """
-    from mtkit.attention.catalogue import describe, table
+    from mtkit.attention.catalogue import complexity_table, describe, table
 
-    typer.echo(table() if name is None else describe(name))
+    if name is not None and complexity:
+        raise MtkitError("--complexity lists all mechanisms; leave out the name, or --complexity")
+    typer.echo(describe(name) if name is not None else complexity_table() if complexity else table())

@@ -41,6 +41,8 @@ class FeatureAttention(HeadAttention):
     `chunk` is the number of positions computed at once in the decoder role.
     """
 
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     # other positions add to scores, which do not exist here
     slots = combining("merge", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
 

@@ -214,6 +214,7 @@ class PatternAttention(HeadAttention):
     The T x T weights are computed only on request or for a regularizer.
     """
 
+    sequential_operations = "O(1)"
     weights = True
     groups: Sequence[PatternGroup]
 

@@ -88,6 +88,8 @@ class ScoreAttention(HeadAttention):
 
     complexity = "O(T²)"
     growth = 2
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     weights = True
     transposed: ClassVar[bool] = True
     """Whether the state holds keys of the source as (B, G, K, S), as which products of a few queries take half the

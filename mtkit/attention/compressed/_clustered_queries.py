@@ -34,6 +34,8 @@ class ClusteredQueries(HeadAttention):
     roles = published = frozenset({"encoder"})
     paper = "Vyas et al. 2020, arXiv 2007.04825"
     growth = 1
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     unrounded = True
     # other positions add to scores by the distance of one query, not of a mean
     slots = combining("projection", "merge", positions={"rotary"}, regularizer={"disagreement"})

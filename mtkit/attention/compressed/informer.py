@@ -55,6 +55,8 @@ class Informer(HeadAttention):
     paper = "Zhou et al. 2021, arXiv 2012.07436"
     complexity = "O(T log² T)"  # in the decoder; O(T log T) in the encoder
     growth = 1
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     unrounded = True
     # other positions add to scores, but each head has other active queries
     slots = combining("projection", "merge", positions={"rotary"}, regularizer={"disagreement"})

@@ -38,6 +38,8 @@ class Linformer(HeadAttention):
     paper = "Wang et al. 2020, arXiv 2006.04768"
     complexity = "O(T k)"
     growth = 1
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     slots = combining("projection", "merge", regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"rank": 5}
     variants = ({"share": "none"}, {"share": "kv"}, {"share": "layer"})

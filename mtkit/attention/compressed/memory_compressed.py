@@ -52,6 +52,8 @@ class MemoryCompressed(HeadAttention):
     paper = "Liu et al. 2018, arXiv 1801.10198"
     complexity = "O(T² / f)"
     growth = 2
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     slots = combining("projection", "merge", regularizer={"disagreement"})
     undecayed = ("value_bias",)
     small: ClassVar[dict[str, Any]] = {"factor": 2}

@@ -59,6 +59,7 @@ class Poolingformer(PatternAttention):
     paper = "Zhang et al. 2021, arXiv 2105.04371"
     complexity = "O(T (r1 + r2 / s))"
     growth = 1
+    longest_path = "O(T / (r1 + r2))"
     weights = False
     slots = combining("positions", "projection", "merge", regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"window_radius": 3, "pool_radius": 5, "pool_kernel": 3, "pool_stride": 2}

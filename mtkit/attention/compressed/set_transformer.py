@@ -44,6 +44,8 @@ class SetTransformer(HeadAttention):
     paper = "Lee et al. 2019, arXiv 1810.00825"
     complexity = "O(T m)"
     growth = 1
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     slots = combining("merge", regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"isab_points": 3, "pma_seeds": 3}
 

@@ -105,6 +105,9 @@ class BlockSorting(HeadAttention):
     each block up to the maximum length.
     """
 
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"  # a sorted block is a mixture of all blocks
+
     updates: Tensor
 
     def __init__(self, site: Site, block: int | None, iterations: int | None, temperature: float, sortnet: str) -> None:

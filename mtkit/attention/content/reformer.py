@@ -50,6 +50,8 @@ class Reformer(HeadAttention):
     paper = "Kitaev et al. 2020, arXiv 2001.04451"
     complexity = "O(T w r)"
     growth = 1
+    sequential_operations = "O(1)"
+    longest_path = "by content"
     unrounded = True
     # other positions add to scores by distance, which a chunk does not determine
     slots = combining("merge", positions={"rotary"}, regularizer={"disagreement"})

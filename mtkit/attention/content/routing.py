@@ -62,6 +62,8 @@ class Routing(HeadAttention):
     paper = "Roy et al. 2020, arXiv 2003.05997"
     complexity = "O(T (C + w))"
     growth = 1
+    sequential_operations = "O(1)"
+    longest_path = "by content"
     unrounded = True
     learns_by_steps = False  # centroids follow whole sequences
     slots = WITHOUT_SCORES | {"projection": OWN_VECTORS}

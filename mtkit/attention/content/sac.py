@@ -52,6 +52,8 @@ class Sac(HeadAttention):
     paper = "Li et al. 2020, arXiv 2003.09833"
     complexity = "O(T k), O(T² k) to predict"
     growth = 2
+    sequential_operations = "O(k)"
+    longest_path = "by content"
     unrounded = True
     learns_by_steps = False  # edges are learned from samples of whole sequences
     slots = WITHOUT_SCORES | {"positions": frozenset({"rotary"})}  # other positions add to scores by distance

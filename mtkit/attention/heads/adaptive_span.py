@@ -42,6 +42,7 @@ class AdaptiveSpan(PatternAttention):
     paper = "Sukhbaatar et al. 2019, arXiv 1905.07799"
     complexity = "O(T (z + R))"
     growth = 1
+    longest_path = "O(T / (z + R))"
     small: ClassVar[dict[str, Any]] = {"max_span": 10, "ramp": 3, "span_init": 0.3}
     variants = ({"span_per": "layer"}, {"span_init": 0.0}, {"ramp": 5})
 

@@ -36,6 +36,7 @@ class MultiScale(PatternAttention):
     paper = "Guo et al. 2020, arXiv 1912.00544"
     complexity = "O(T w)"
     growth = 1
+    longest_path = "O(T / w)"
     small: ClassVar[Mapping[str, Any]] = {"scales": [1, 3, 5]}
     variants = ({"scale_alpha": 3.0}, {"scales": 4}, {"widths": [0, 5, 2, 7]})
 

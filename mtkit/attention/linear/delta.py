@@ -59,6 +59,8 @@ class Delta(HeadAttention):
     paper = "Schlag et al. 2021, arXiv 2102.11174"
     complexity = "O(T)"
     growth = 1
+    sequential_operations = "O(T / c)"
+    longest_path = "O(1)"
     unrounded = True
     # other positions add to scores, which do not exist here
     slots = combining("merge", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})

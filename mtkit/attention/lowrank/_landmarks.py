@@ -38,6 +38,8 @@ class LandmarkAttention(HeadAttention):
     roles = published = frozenset({"encoder"})
     complexity = "O(T m)"
     growth = 1
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     slots = combining("projection", "merge", regularizer={"disagreement"})
 
     def __init__(self, site: Site, landmarks: int) -> None:

@@ -37,6 +37,8 @@ class LowRankBand(HeadAttention):
     paper = "Guo et al. 2019, doi 10.1109/TASLP.2019.2944078"
     complexity = "O(T²)"
     growth = 2
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     weights = True
     # other positions need one head width, and there are two
     slots = combining("merge", "regularizer", positions={"alibi"})

@@ -31,6 +31,8 @@ class Average(Attention):
     paper = "Zhang et al. 2018, arXiv 1805.00631"
     complexity = "O(T)"
     growth = 1
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     small: ClassVar[dict[str, Any]] = {"inner": 12}
 
     def __init__(

@@ -132,6 +132,8 @@ class HardCoded(HeadAttention):
     paper = "You et al. 2020, arXiv 2005.00742"
     complexity = "O(T n)"
     growth = 1
+    sequential_operations = "O(1)"
+    longest_path = "O(T / n)"
     weights = True
     slots = combining("merge", projection={"multi-query", "grouped-query"}, regularizer={"disagreement"})
     small: ClassVar[Mapping[str, Any]] = {"truncate": 3.0}

@@ -23,6 +23,7 @@ class FactorizedAttention(PatternAttention):
     paper = "Child et al. 2019, arXiv 1904.10509"
     complexity = "O(T √T)"
     growth = 1.5
+    longest_path = "O(1)"
 
     def __init__(self, site: Site, near: Pattern, far: Pattern, sparse_heads: str) -> None:
         """Raises: MtkitError for sparse_heads=split with one head."""

@@ -84,6 +84,8 @@ class Axial(_LineAttention):
     paper = "Ho et al. 2019, arXiv 1912.12180"
     complexity = "O(T √T)"
     growth = 1.5
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     slots = WITHOUT_SCORES | {"positions": None}
     small: ClassVar[dict[str, Any]] = {"axial_width": 4}
     variants = (

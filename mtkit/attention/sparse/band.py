@@ -23,6 +23,7 @@ class BandAttention(PatternAttention):
     paper = "Beltagy et al. 2020, arXiv 2004.05150"
     complexity = "O(T r)"
     growth = 1
+    longest_path = "O(T / r)"
 
     def __init__(self, site: Site, *, window_radius: NaturalByLayer = 128) -> None:
         super().__init__(site)

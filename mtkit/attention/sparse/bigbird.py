@@ -46,6 +46,7 @@ class BigBird(PatternAttention):
     paper = "Zaheer et al. 2020, arXiv 2007.14062"
     complexity = "O(T b (w + g + r))"
     growth = 1
+    longest_path = "O(1), decoder O(log T)"
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
         **PatternAttention.slots,
         "positions": frozenset({"rotary"}),

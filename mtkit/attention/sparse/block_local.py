@@ -25,6 +25,7 @@ class BlockLocal(PatternAttention):
     paper = "Liu et al. 2018, arXiv 1801.10198"
     complexity = "O(T b)"
     growth = 1
+    longest_path = "none"
     small: ClassVar[dict[str, Any]] = {"block_size": 4}
     variants = ({"block_back": 1}, {"block_fwd": 2}, {"block_back": 1, "block_fwd": 1})
 

@@ -66,6 +66,8 @@ class Bp(HeadAttention):
     paper = "Ye et al. 2019, arXiv 1911.04070"
     complexity = "O(T k log T)"
     growth = 1
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     slots = WITHOUT_SCORES
     small: ClassVar[dict[str, Any]] = {"bp_k": 3, "bp_clip": 2}
     variants = ({"bp_memory": "local"}, {"bp_k": 1})

@@ -27,6 +27,7 @@ class DilatedAttention(PatternAttention):
     paper = "Beltagy et al. 2020, arXiv 2004.05150"
     complexity = "O(T r)"
     growth = 1
+    longest_path = "none"
     small: ClassVar[dict[str, Any]] = {"window_radius": 4, "dilation": 2}
     variants = ({"dilation": [1, 3]}, {"dilation": 1})
 

@@ -98,6 +98,8 @@ class Etc(HeadAttention):
     paper = "Ainslie et al. 2020, arXiv 2004.08483"
     complexity = "O(T (r + g))"
     growth = 1
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     slots = WITHOUT_SCORES
     small: ClassVar[dict[str, Any]] = {"window_radius": 3, "global_tokens": 4, "block": 4, "rel_clip": 2}
     variants = (

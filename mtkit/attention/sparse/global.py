@@ -43,6 +43,7 @@ class Global(PatternAttention):
     paper = "Lin et al. 2021, arXiv 2106.04554"
     complexity = "O(T g)"
     growth = 1
+    longest_path = "O(1), decoder none"
     weights = False
     slots = WITHOUT_SCORES | {"positions": None}
     small: ClassVar[dict[str, Any]] = {"global_tokens": 3}

@@ -25,6 +25,7 @@ class Image1d(PatternAttention):
     paper = "Parmar et al. 2018, arXiv 1802.05751"
     complexity = "O(T (b + m))"
     growth = 1
+    longest_path = "O(T / (b + m))"
     small: ClassVar[dict[str, Any]] = {"image_block": 4, "image_memory": 3}
     variants = ({"image_memory": 0}, {"image_memory": 9})
 

@@ -32,6 +32,7 @@ class Image2d(PatternAttention):
     paper = "Parmar et al. 2018, arXiv 1802.05751"
     complexity = "O(T (h + 2 f) (w + 2 g))"
     growth = 1
+    longest_path = "O(T / (W (h + f))), decoder none"
     # other positions add to scores by distance, which lists of keys do not record
     slots = combining("projection", "merge", "regularizer", positions={"rotary"})
     small: ClassVar[dict[str, Any]] = {"image_width": 4, "image_query_shape": [2, 2], "image_flange": [1, 1]}

@@ -37,6 +37,7 @@ class Longformer(PatternAttention):
     paper = "Beltagy et al. 2020, arXiv 2004.05150"
     complexity = "O(T (r + g))"
     growth = 1
+    longest_path = "O(1), decoder O(T / r)"
     small: ClassVar[dict[str, Any]] = {"window_radius": 3}
     variants = (
         {"global_tokens": 2},

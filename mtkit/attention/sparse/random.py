@@ -36,6 +36,7 @@ class RandomAttention(PatternAttention):
     paper = "Zaheer et al. 2020, arXiv 2007.14062"
     complexity = "O(T r)"
     growth = 1
+    longest_path = "O(log T), decoder O(T / r)"
     small: ClassVar[dict[str, Any]] = {"random_keys": 3}
 
     def __init__(self, site: Site, *, random_keys: Positive = 32, random_shared_heads: bool = False) -> None:

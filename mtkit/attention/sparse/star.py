@@ -69,6 +69,8 @@ class Star(HeadAttention):
     paper = "Guo et al. 2019, arXiv 1902.09113"
     complexity = "O(T)"
     growth = 1
+    sequential_operations = "O(1)"
+    longest_path = "O(1)"
     slots = WITHOUT_SCORES
     variants = (
         {"star_ring": "open"},

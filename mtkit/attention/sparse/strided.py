@@ -26,6 +26,7 @@ class StridedAttention(PatternAttention):
     paper = "Child et al. 2019, arXiv 1904.10509"
     complexity = "O(T √T)"
     growth = 1.5
+    longest_path = "none"
     small: ClassVar[dict[str, Any]] = {"stride": 4}
 
     def __init__(
