@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from mtkit.errors import MtkitError
 
@@ -162,6 +163,14 @@ def in_words(count: float) -> str:
             return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
         count /= 1024
     return "more than 1024 PiB"
+
+
+def held_bytes(state: Any, *, without: Iterable[Tensor] = ()) -> int:
+    """Return the bytes of all tensors in nested containers; shared storages count once, those of `without` do not."""
+    tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+    storages = {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    known = {tensor.untyped_storage()._cdata for tensor in without}
+    return sum(size for key, size in storages.items() if key not in known)
 
 
 def _bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> float:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention import Attention, State, reorder
-from mtkit.benchmark.cost import Cost, cost_of, held_bytes
+from mtkit.benchmark.cost import Cost, cost_of
+from mtkit.memory import held_bytes
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj", "context_proj")
 

@@ -3,22 +3,15 @@
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from mtkit.memory import available_bytes
-
-FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-FUSED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-FORMULAS = {  # the CPU's fused attention, which torch's own counter leaves out; arguments are shapes
-    FUSED: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
-    FUSED_BACKWARD: lambda gradient, q, k, v, *_, **__: sdpa_backward_flop_count(gradient, q, k, v),
-}
+from mtkit.training.flops import flop_counter
 
 
 @dataclass(frozen=True)
@@ -36,7 +29,7 @@ class Cost:
 
 def cost_of(compute: Callable[[], Any], device: torch.device) -> Cost:
     """Run `compute()` once, including its backward passes, and return its cost."""
-    counter = _counter()
+    counter = flop_counter()
     if device.type == "cuda":
         held = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -46,19 +39,6 @@ def cost_of(compute: Callable[[], Any], device: torch.device) -> Cost:
     with _LiveBytes() as live, counter:
         compute()
     return Cost(counter.get_total_flops(), live.peak)
-
-
-def flops_of(compute: Callable[[], Any]) -> int:
-    """Run `compute()` once and return only `Cost.flops`, which is faster."""
-    with _counter() as counter:
-        compute()
-    return int(counter.get_total_flops())
-
-
-def held_bytes(state: Any) -> int:
-    """Return the bytes of all tensors in nested containers; shared storages count once."""
-    storages = {id(each): each for each in (_storage(leaf) for leaf in tree_leaves(state) if isinstance(leaf, Tensor))}
-    return sum(storage.nbytes() for storage in storages.values())
 
 
 def free_bytes(device: torch.device) -> float:
@@ -86,27 +66,6 @@ def predict_bytes(held: Mapping[int, float], length: int, growth: float) -> floa
     return (held[last] / last - square * last) * length + square * length**2
 
 
-def _counter() -> FlopCounterMode:
-    counter: Any = FlopCounterMode(display=False, custom_mapping=FORMULAS)
-    counter.mod_tracker = _NoModules()
-    return cast("FlopCounterMode", counter)
-
-
-class _NoModules:
-    """Replacement of the FLOP counter's module tracker, which counts only the total.
-
-    The tracker needs gradients of each module's inputs, and fails for a view of a parameter under `no_grad`.
-    """
-
-    parents = ("Global",)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
 class _LiveBytes(TorchDispatchMode):
     """Dispatch mode that follows the live bytes of the storages that operations create."""
 
@@ -120,11 +79,11 @@ class _LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor):
-                self._see(_storage(leaf), made=False)
+                self._see(leaf.untyped_storage(), made=False)
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self._see(_storage(leaf), made=True)
+                self._see(leaf.untyped_storage(), made=True)
         self.peak = max(self.peak, self._live)
         return result
 
@@ -139,7 +98,3 @@ class _LiveBytes(TorchDispatchMode):
     def _forget(self, key: int) -> None:
         del self._watched[key]
         self._live -= self._sizes.pop(key)
-
-
-def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()

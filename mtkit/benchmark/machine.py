@@ -23,11 +23,11 @@ from torch import Tensor
 from mtkit.attention import State
 from mtkit.attention.kernels.cpu.product import Float32, packs_float32
 from mtkit.benchmark.attention_work import seconds_of
-from mtkit.benchmark.cost import flops_of
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Side
 from mtkit.model.network import Network
 from mtkit.text.tokenizer import BOS
+from mtkit.training.flops import flops_of
 
 ARITHMETICS = {
     "float32": torch.float32,

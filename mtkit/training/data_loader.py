@@ -213,17 +213,20 @@ class DataLoader:
         same = len(largest) == 2 and np.array_equal(largest[0], largest[1])
         return [make_batch(side, rows, self._longest) for rows in list(largest.values())[: 1 if same else 2]]
 
+    def spread(self, count: int) -> list[np.ndarray]:
+        """The rows of up to `count` global batches of the first epoch, of widths evenly spaced; not sampled again."""
+        layout = self._epoch(0)
+        first, _ = next(layout.plan.parts())
+        batches = sorted(first.planned(layout.side), key=lambda rows: int(layout.side.target.lengths[rows].max()))
+        count = min(count, len(batches))
+        return [batches[(2 * number + 1) * len(batches) // (2 * count)] for number in range(count)]
+
     def samples(self, count: int) -> list[UpdateBatches]:
         """Updates of one global batch each: one row per process, then up to `count` widths, evenly spaced.
 
         They come from the first epoch, without subword sampling, and are the same in every process.
         """
-        layout = self._epoch(0)
-        side = layout.side
-        first, _ = next(layout.plan.parts())
-        batches = sorted(first.planned(side), key=lambda rows: int(side.target.lengths[rows].max()))
-        count = min(count, len(batches))
-        chosen = [batches[(2 * number + 1) * len(batches) // (2 * count)] for number in range(count)]
+        side, chosen = self.side(0), self.spread(count)
         return [
             UpdateBatches(
                 batches=[make_batch(side, local, self._longest)] if len(local := self._local(rows)) else [],

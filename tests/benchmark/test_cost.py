@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mtkit.benchmark.cost import cost_of, free_bytes, held_bytes, predict_bytes
+from mtkit.benchmark.cost import cost_of, free_bytes, predict_bytes
 
 CPU = torch.device("cpu")
 
@@ -47,11 +47,6 @@ def test_products_and_fused_attention_are_counted() -> None:
     assert cost_of(lambda: F.scaled_dot_product_attention(q, k, k), CPU).flops == 2 * 2 * pairs
     # five products in the backward, the scores anew among them
     assert cost_of(lambda: F.scaled_dot_product_attention(q, k, k).sum().backward(), CPU).flops == 7 * 2 * pairs
-
-
-def test_a_storage_is_held_once() -> None:
-    x = torch.randn(10, 10)
-    assert held_bytes({"a": x, "shared": {"b": x[:2], "c": [torch.ones(3)]}, "count": 4}) == 400 + 12
 
 
 def test_some_memory_is_free() -> None:

@@ -7,6 +7,10 @@ Tensors are (B, N, heads, capacity, width), of which `count` tokens have been wr
 Sums over the tokens so far, which replace a cache of the tokens in decoding.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor
 
@@ -15,12 +19,29 @@ from mtkit.attention.kernels.dot_product import upcast
 
 FIRST_CAPACITY = 8
 
+_exact: ContextVar[bool] = ContextVar("exact", default=False)
+
+
+@contextmanager
+def exact_capacity() -> Iterator[None]:
+    """Context in which caches grow by one token at a time, so that their bytes are those of the tokens written."""
+    token = _exact.set(True)
+    try:
+        yield
+    finally:
+        _exact.reset(token)
+
+
+def capacity_for(needed: int, usual: int) -> int:
+    """The capacity of a cache that must hold `needed` tokens: `usual`, or `needed` inside `exact_capacity`."""
+    return needed if _exact.get() else usual
+
 
 def start_cache(batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
     """An empty cache: a tensor of (heads, width) per name, with the type and device of `like`."""
+    capacity = capacity_for(0, FIRST_CAPACITY)
     tensors = {
-        name: like.new_zeros(batch_size, hypotheses, heads, FIRST_CAPACITY, width)
-        for name, (heads, width) in shapes.items()
+        name: like.new_zeros(batch_size, hypotheses, heads, capacity, width) for name, (heads, width) in shapes.items()
     }
     return {**tensors, "count": 0}
 
@@ -35,10 +56,14 @@ def append(state: State, *, window: int | None = None, first: int = 0, **rows: T
     place = ring_place(count, window, first)
     grown = dict(state)
     for name, row in rows.items():
-        cache = state[name] if name in state else row.new_zeros(*row.shape[:3], FIRST_CAPACITY, row.shape[3])
+        cache = (
+            state[name]
+            if name in state
+            else row.new_zeros(*row.shape[:3], capacity_for(0, FIRST_CAPACITY), row.shape[3])
+        )
         capacity = cache.shape[3]
         if place >= capacity:
-            room = capacity + max(capacity // 2, FIRST_CAPACITY)
+            room = capacity_for(place + 1, capacity + max(capacity // 2, FIRST_CAPACITY))
             room = room if window is None else min(room, first + window)
             wider = row.new_zeros(*cache.shape[:3], room, cache.shape[4])
             wider[:, :, :, :capacity] = cache

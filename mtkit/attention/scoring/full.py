@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtkit.attention.bases.caches import capacity_for
 from mtkit.attention.bases.pattern_attention import HeadGroup
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, State, packing
@@ -85,14 +86,14 @@ class Full(ScoreAttention):
         """
         if inputs.memory is not None:
             return super().begin(inputs)
-        batch_size = inputs.batch_size
+        batch_size, capacity = inputs.batch_size, capacity_for(0, FIRST_CAPACITY)
         p, like = self.projection, self.q_proj.weight
         shared = {
-            "keys": like.new_empty(batch_size, p.key_heads, FIRST_CAPACITY, p.key_width),
-            "values": like.new_empty(batch_size, p.value_heads, FIRST_CAPACITY, p.value_width),
-            "position": like.new_empty(batch_size, FIRST_CAPACITY, dtype=torch.long),  # the same in all segments
+            "keys": like.new_empty(batch_size, p.key_heads, capacity, p.key_width),
+            "values": like.new_empty(batch_size, p.value_heads, capacity, p.value_width),
+            "position": like.new_empty(batch_size, capacity, dtype=torch.long),  # the same in all segments
         }
-        seen = like.new_empty(batch_size, inputs.hypotheses, FIRST_CAPACITY, dtype=torch.bool)
+        seen = like.new_empty(batch_size, inputs.hypotheses, capacity, dtype=torch.bool)
         return {"shared": shared, "seen": seen, "rows": 0, "count": 0}, None
 
     def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
@@ -190,7 +191,7 @@ def _ensure_capacity(state: State, hypotheses: int) -> State:
     if room >= COMPACTED and len(state["seen"]) and not _has_one_row_per_position(state):
         state = _remove_unseen(state)
     end = state["rows"] + hypotheses
-    room = max(room, end + end // 2)
+    room = max(room, capacity_for(end, end + end // 2))
     shared = {name: _grow(value, 1 if name == "position" else 2, room) for name, value in state["shared"].items()}
     return {**state, "shared": shared, "seen": _grow(state["seen"], 2, room)}
 

@@ -8,6 +8,7 @@ from mtkit.attention.bases.caches import (
     FIRST_CAPACITY,
     add_rows,
     append,
+    exact_capacity,
     prefix_means,
     ring_place,
     start_cache,
@@ -49,6 +50,17 @@ def test_a_token_is_written_in_place_and_capacity_grows_by_half() -> None:
         places.add(state["keys"].data_ptr())
     assert len(places) == 4  # 1, 2, 3 and 4.5 times the first capacity
     assert state["keys"].shape[3] == 4.5 * FIRST_CAPACITY
+
+
+def test_nothing_is_reserved_in_a_cache_of_exact_capacity() -> None:
+    tokens = rows(FIRST_CAPACITY + 3)
+    with exact_capacity():
+        state, ring = start_cache(2, 3, tokens, keys=(2, 4)), start_cache(2, 3, tokens, keys=(2, 4))
+        for count, token in enumerate(tokens, start=1):
+            state, ring = append(state, keys=token), append(ring, window=3, first=2, keys=token)
+            assert torch.equal(state["keys"], tokens[:count].permute(1, 2, 3, 0, 4))
+            assert ring["keys"].shape[3] == min(count, 5)
+    assert append(state, keys=tokens[0])["keys"].shape[3] > len(tokens) + 1
 
 
 def test_a_ring_keeps_the_last_tokens_and_their_positions() -> None:
