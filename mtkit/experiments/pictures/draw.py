@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtkit.evaluation.ranks import Ranks
 from mtkit.experiments.pictures.bars import draw_bars
 from mtkit.experiments.pictures.canvas import save, styled
 from mtkit.experiments.pictures.costs import COSTS, draw_cost
 from mtkit.experiments.pictures.curves import draw_curves
 from mtkit.experiments.pictures.points import Point
-from mtkit.experiments.pictures.ranks import draw_ranks
+from mtkit.experiments.pictures.ranks import Ranks, draw_ranks
 from mtkit.storage.files import inside
 
 PICTURES = ("compare.png", "compare-curves.png", "compare-ranks.png", *(f"compare-{key}.png" for key in COSTS))
@@ -17,17 +16,12 @@ PICTURES = ("compare.png", "compare-curves.png", "compare-ranks.png", *(f"compar
 
 
 def draw_all(
-    points: Sequence[Point],
-    ranked: tuple[Sequence[str], Ranks] | None,
-    folder: Path,
-    *,
-    metric: str = "BLEU",
-    title: str = "Comparison",
+    points: Sequence[Point], ranks: Ranks | None, folder: Path, *, metric: str = "BLEU", title: str = "Comparison"
 ) -> list[Path]:
     """Draw the pictures for which there are measurements; return their paths. Earlier pictures of others are removed.
 
     `metric` is the quality of the points: "BLEU", "chrF", "TER", "exact" or "loss". The first point is the entry with
-    which the others are compared. `ranked` has the names and mean ranks of the entries that were ranked.
+    which the others are compared.
 
     Raises: MtkitError if a file cannot be written; ModuleNotFoundError without matplotlib.
     """
@@ -35,7 +29,7 @@ def draw_all(
     written = []
     with styled([title, *(point.name for point in points)]):
         figures = [draw_bars(points, metric, title), draw_curves(points, metric, title)]
-        figures.append(None if ranked is None else draw_ranks(*ranked, title))
+        figures.append(None if ranks is None else draw_ranks(ranks, title))
         figures += [draw_cost(points, key, metric, title) for key in COSTS]
         for path, figure in zip(paths, figures, strict=True):
             if figure is None:

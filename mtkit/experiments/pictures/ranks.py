@@ -5,9 +5,9 @@ difference on both sides of each mean rank (Koning et al., 2005, The M3 competit
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from mtkit.evaluation.ranks import Ranks
 from mtkit.experiments.pictures.canvas import FAINT, INK, entitle, new_figure, shortened
 
 FEW = 20
@@ -16,25 +16,46 @@ ROW, LANE = 1.0, 0.45
 """Height of a name and of a bar of a group in the diagram, in rows."""
 
 
-def draw_ranks(names: Sequence[str], ranks: Ranks, title: str) -> Any:
-    """Return a figure of the mean ranks of entries.
+@dataclass(frozen=True)
+class Ranks:
+    """Mean ranks of entries, which `mtkit.evaluation.ranks.rank` returns without names; rank 1 is best."""
 
-    The names are in the order of `ranks.means`: the first entry, with which the others are compared, is drawn in bold.
-    """
-    order = sorted(range(len(names)), key=lambda index: (ranks.means[index], index))
-    figure = (_diagram if len(order) <= FEW else _list)(names, ranks, order)
+    names: Sequence[str]
+    """Entries in the order of the table: the first entry, with which the others are compared, is drawn in bold."""
+    means: Sequence[float]
+    """Mean rank of each entry over the blocks."""
+    critical: float
+    """Nemenyi's critical difference: mean ranks that differ by less do not differ significantly."""
+    groups: Sequence[Sequence[int]]
+    """Indices of the entries of each group without significant differences."""
+    blocks: int
+    """Number of blocks, in each of which the entries were ranked: tasks with seeds."""
+    p: float | None = None
+    """Probability, by Friedman's test, of such differences if no entries differ."""
+
+
+def draw_ranks(ranks: Ranks, title: str) -> Any:
+    """Return a figure of the mean ranks; None for less than 2 entries, which have no ranks."""
+    if len(ranks.names) < 2:
+        return None
+    order = sorted(range(len(ranks.names)), key=lambda index: (ranks.means[index], index))
+    figure = (_diagram if len(order) <= FEW else _list)(ranks, order)
     if len(order) <= FEW:
         meaning = "Bars join entries without a significant difference."
     else:
         meaning = (
             "Entries whose lines overlap have no significant difference; dark: no significant difference from the best."
         )
+    together = ""
+    if ranks.p is not None:
+        p = "< 0.001" if ranks.p < 0.001 else f"= {ranks.p:.3f}"
+        together = f"All entries together: p {p} (Friedman test of Iman and Davenport)."
     entitle(
         figure,
         f"{title}: mean rank in {ranks.blocks} block{'s' * (ranks.blocks != 1)}",
         f"Rank 1 is best; bold: first entry. CD: Nemenyi's critical difference at 5%, {ranks.critical:.2f}. {meaning}",
-        f"All entries together: p {'< 0.001' if ranks.p < 0.001 else f'= {ranks.p:.3f}'} (Friedman test of Iman and "
-        "Davenport). A block is a task with a seed, so this describes new seeds on the same tasks.",
+        together,
+        "A block is a task with a seed, so this describes new seeds on the same tasks.",
     )
     return figure
 
@@ -65,7 +86,7 @@ def _spans(ranks: Ranks, pad: float) -> list[tuple[float, float]]:
     )
 
 
-def _diagram(names: Sequence[str], ranks: Ranks, order: Sequence[int]) -> Any:
+def _diagram(ranks: Ranks, order: Sequence[int]) -> Any:
     """Draw the axis of ranks on top, bars of groups below it, and names on both sides, the best half on the left."""
     count = len(order)
     spans = _spans(ranks, pad=0.006 * (count - 1))
@@ -87,12 +108,12 @@ def _diagram(names: Sequence[str], ranks: Ranks, order: Sequence[int]) -> Any:
         y = top + ROW * (place if on_left else count - 1 - place)
         side = 1 - 0.02 * (count - 1) if on_left else count + 0.02 * (count - 1)
         mean = ranks.means[index]
-        axes.plot([mean, mean, side], [0, y, y], color=FAINT, linewidth=0.9, clip_on=False, gid=names[index])
-        name = shortened(names[index])
+        axes.plot([mean, mean, side], [0, y, y], color=FAINT, linewidth=0.9, clip_on=False, gid=ranks.names[index])
+        name = shortened(ranks.names[index])
         axes.text(
             side, y, f"{name}  {mean:.2f} " if on_left else f" {mean:.2f}  {name}",
             horizontalalignment="right" if on_left else "left", verticalalignment="center",
-            fontweight="normal" if index else "bold", gid=f"label {names[index]}",
+            fontweight="normal" if index else "bold", gid=f"label {ranks.names[index]}",
         )  # fmt: skip
     axes.xaxis.set_ticks_position("top")
     axes.set_xticks(range(1, count + 1))
@@ -103,7 +124,7 @@ def _diagram(names: Sequence[str], ranks: Ranks, order: Sequence[int]) -> Any:
     return figure
 
 
-def _list(names: Sequence[str], ranks: Ranks, order: Sequence[int]) -> Any:
+def _list(ranks: Ranks, order: Sequence[int]) -> Any:
     """Draw an entry per row, the best on top, and a band over the ranks that do not differ from the best rank."""
     figure = new_figure(9, 1.6 + 0.19 * len(order))
     axes = figure.subplots()
@@ -114,9 +135,9 @@ def _list(names: Sequence[str], ranks: Ranks, order: Sequence[int]) -> Any:
     for row, index in enumerate(order):
         mean = ranks.means[index]
         color = INK if mean - best < ranks.critical else FAINT
-        axes.plot([mean - half, mean + half], [row, row], color=color, linewidth=1.4, gid=names[index])
+        axes.plot([mean - half, mean + half], [row, row], color=color, linewidth=1.4, gid=ranks.names[index])
         axes.plot([mean], [row], "o", color=color, markersize=4)
-    labels = [f"{shortened(names[index])}  {ranks.means[index]:.1f}" for index in order]
+    labels = [f"{shortened(ranks.names[index])}  {ranks.means[index]:.1f}" for index in order]
     axes.set_yticks(range(len(order)), labels, fontsize=8)
     axes.get_yticklabels()[order.index(0)].set_fontweight("bold")
     axes.set_ylim(len(order) - 0.3, -0.7)

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from mtkit.errors import MtkitError
-from mtkit.evaluation.ranks import rank
 from mtkit.experiments.pictures.draw import PICTURES, draw_all
+from mtkit.experiments.pictures.ranks import Ranks
 from tests.experiments.pictures.points import many, point
 
 pytest.importorskip("matplotlib")
@@ -20,8 +20,8 @@ def is_image(path: Path) -> bool:
 @pytest.mark.parametrize(("count", "seeds"), [(1, 1), (2, 3), (79, 1)])
 def test_all_pictures_open(tmp_path: Path, count: int, seeds: int) -> None:
     points = many(count, seeds)
-    scores = [[each.values[seed] for each in points] for seed in range(seeds)]
-    paths = draw_all(points, ([each.name for each in points], rank(scores)) if count > 1 else None, tmp_path)
+    ranks = Ranks([each.name for each in points], [number + 1.0 for number in range(count)], 2.0, [], seeds)
+    paths = draw_all(points, ranks, tmp_path)
     expected = [name for name in PICTURES if count > 1 or name != "compare-ranks.png"]
     assert sorted(path.name for path in paths) == sorted(expected)
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted(expected)

@@ -4,25 +4,31 @@ from itertools import combinations
 
 import pytest
 
-from mtkit.evaluation.ranks import Ranks, rank
+from mtkit.evaluation.ranks import rank
 from mtkit.experiments.pictures.canvas import INK
-from mtkit.experiments.pictures.ranks import FEW, draw_ranks, lanes
+from mtkit.experiments.pictures.ranks import FEW, Ranks, draw_ranks, lanes
 from tests.experiments.pictures.points import drawn, words
 
 pytest.importorskip("matplotlib")
 
 NAMES = ["full", "band", "luna", "lazy"]
-RANKS = Ranks([2.0, 1.25, 3.0, 3.75], 8, 9.0, 5.0, 0.0123, 1.1, [[0, 1], [0, 2], [2, 3]])
+RANKS = Ranks(NAMES, [2.0, 1.25, 3.0, 3.75], 1.1, [[0, 1], [0, 2], [2, 3], [3]], 8)
 
 
-def ranks_of(count: int, blocks: int = 6) -> tuple[list[str], Ranks]:
+def named(scores: list[list[float]]) -> Ranks:
+    result = rank(scores)
+    names = [f"entry-{number}" for number in range(len(scores[0]))]
+    return Ranks(names, result.means, result.critical, result.groups, result.blocks, result.p)
+
+
+def ranks_of(count: int, blocks: int = 6) -> Ranks:
     draw = random.Random(count)
     scores = [[entry / 4 + draw.gauss(0, 3) for entry in range(count)] for _ in range(blocks)]
-    return [f"entry-{number}" for number in range(count)], rank(scores)
+    return named(scores)
 
 
 def test_each_entry_is_joined_to_its_mean_rank() -> None:
-    figure = draw_ranks(NAMES, RANKS, "A study")
+    figure = draw_ranks(RANKS, "A study")
     for name, mean in zip(NAMES, RANKS.means, strict=True):
         (line,) = drawn(figure, name)
         assert (line.get_xdata()[0], line.get_ydata()[0]) == (mean, 0)
@@ -36,7 +42,7 @@ def test_each_entry_is_joined_to_its_mean_rank() -> None:
 
 
 def test_groups_have_bars_in_lanes_and_the_critical_difference_its_length() -> None:
-    figure = draw_ranks(NAMES, RANKS, "A study")
+    figure = draw_ranks(RANKS, "A study")
     bars = [(*line.get_xdata(), line.get_ydata()[0]) for line in drawn(figure, "group")]
     assert [bar[:2] for bar in bars] == [pytest.approx(span, abs=0.05) for span in [(1.25, 2), (2, 3), (3, 3.75)]]
     assert [bars[0][2] == bars[2][2], bars[0][2] == bars[1][2]] == [True, False]
@@ -46,7 +52,7 @@ def test_groups_have_bars_in_lanes_and_the_critical_difference_its_length() -> N
 
 @pytest.mark.parametrize("count", [2, 3, 8, FEW, FEW + 1, 79])
 def test_names_do_not_overlap(count: int) -> None:
-    figure = draw_ranks(*ranks_of(count), "A study")
+    figure = draw_ranks(ranks_of(count), "A study")
     figure.canvas.draw()
     axes = figure.axes[0]
     texts = axes.get_yticklabels() if count > FEW else [text for text in axes.texts if text.get_gid()]
@@ -57,8 +63,9 @@ def test_names_do_not_overlap(count: int) -> None:
 
 
 def test_lines_of_a_long_list_overlap_if_ranks_differ_by_less_than_the_critical_difference() -> None:
-    names, ranks = ranks_of(79, blocks=200)
-    figure = draw_ranks(names, ranks, "A study")
+    ranks = ranks_of(79, blocks=200)
+    names = ranks.names
+    figure = draw_ranks(ranks, "A study")
     lines = [drawn(figure, name)[0].get_xdata() for name in names]
     dark = {index for index, name in enumerate(names) if drawn(figure, name)[0].get_color() == INK}
     assert 1 < len(dark) < 78
@@ -82,10 +89,14 @@ def test_lanes_are_few_and_spans_in_a_lane_do_not_touch() -> None:
 
 @pytest.mark.parametrize(("p", "text"), [(0.0123, "p = 0.012 "), (1e-9, "p < 0.001 "), (1.0, "p = 1.000 ")])
 def test_the_note_has_the_test_of_all_entries(p: float, text: str) -> None:
-    assert text in " ".join(words(draw_ranks(NAMES, replace(RANKS, p=p), "A study")).split())
+    assert text in " ".join(words(draw_ranks(replace(RANKS, p=p), "A study")).split())
 
 
 def test_ties_in_one_block() -> None:
-    figure = draw_ranks(["full", "band"], rank([[1.0, 1.0]]), "A study")
-    assert [drawn(figure, name)[0].get_xdata()[0] for name in ("full", "band")] == [1.5, 1.5]
+    figure = draw_ranks(named([[1.0, 1.0]]), "A study")
+    assert [drawn(figure, name)[0].get_xdata()[0] for name in ("entry-0", "entry-1")] == [1.5, 1.5]
     assert len(drawn(figure, "group")) == 1
+
+
+def test_a_single_entry_has_no_ranks() -> None:
+    assert draw_ranks(Ranks(["full"], [1.0], 0.0, [], 3), "A study") is None
