@@ -1,12 +1,25 @@
 """`mtkit score`: score the translations of runs or of files, and compare systems."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtkit.cli.progress import note, through
+from mtkit.cli.options import Checkpoint, Device, Direction, Threads, use_threads
+from mtkit.cli.progress import counted, note, through
 from mtkit.errors import MtkitError
+
+if TYPE_CHECKING:
+    from mtkit.evaluation.contrastive_files import ContrastiveFile
+    from mtkit.runs import Run
+
+MODEL = {"direction", "checkpoint", "device", "threads"}
+"""Options of scores that a model computes."""
+
+CONTRASTIVE = {"contrastive", "source_context", "target_context", "documents", "length_penalty"}
+"""Options of contrastive translations."""
+
+OF_ALL = {"run", "name", "as_json"}
 
 
 def score(
@@ -64,6 +77,29 @@ def score(
         bool | None,
         typer.Option("--lowercase/--cased", help="Ignore case in BLEU, chrF and exact match.  [default: cased]"),
     ] = None,
+    contrastive: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Score contrastive translations: JSON Lines, or ContraPro's or LingEval97's JSON."
+        ),
+    ] = None,
+    source_context: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="ContraPro's file of source contexts.")
+    ] = None,
+    target_context: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="ContraPro's file of target contexts.")
+    ] = None,
+    documents: Annotated[
+        bool | None,
+        typer.Option("--documents/--sentences", help="Use the contexts of --contrastive.  [default: as trained]"),
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(min=0, help="Exponent of length normalisation of --contrastive.  [default: 0]")
+    ] = None,
+    direction: Direction = None,
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
+    threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
 ) -> None:
     """Score translations, with confidence intervals and signatures.
@@ -73,12 +109,30 @@ def score(
     the baseline: the others are printed with their difference from it and p-values by paired bootstrap and approximate
     randomisation. The sacrebleu command computes the same scores from the same files.
 
+    --contrastive prints how often the right translation has a higher log-probability than each wrong one, by label. A
+    line is {"source": "...", "right": "...", "wrong": ["..."]}; optional are the sentences before it, "source_context"
+    and "target_context": ["...", ...], and "labels": {"kind": "pronoun", "distance": 4}. Intervals are Wilson's; runs
+    are compared by McNemar's exact test. Each run keeps the scores of all segments in its folder.
+
     \b
     Examples:
       mtkit score
       mtkit score --name one --name two
       mtkit score --hypothesis out.de --reference test.de
+      mtkit score --contrastive pronouns.jsonl --name one --name two
     """
+    options = dict(locals())  # all parameters, by name
+    _check_options(options)
+    if contrastive is not None:
+        from mtkit.evaluation.contrastive_files import ContrastiveFile
+        from mtkit.runs import find_runs
+
+        contexts = None if source_context is None or target_context is None else (source_context, target_context)
+        how = {"direction": direction, "documents": documents, "length_penalty": length_penalty or 0.0}
+        use_threads(threads)
+        file = ContrastiveFile(contrastive, contexts)
+        typer.echo(_score_contrastive(find_runs(run, name), file, checkpoint, device, how, as_json=as_json))
+        return
     from mtkit.data.resolve import with_languages
     from mtkit.evaluation.report import score_side, side_object, sides_text
     from mtkit.evaluation.significance import TESTS
@@ -130,3 +184,43 @@ def score(
         typer.echo(json_text({**short, "sides": objects}, indent=2, ensure_ascii=False))
     else:
         typer.echo(sides_text(scored))
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Raises: MtkitError for an option, by its name in Python, that does not go with the others."""
+    defaults = {"checkpoint": "best", "device": "auto"}
+    chosen = {name for name, value in options.items() if value not in (None, [], defaults.get(name))}
+    chosen -= {name for name in ("by_length", "as_json") if not options[name]}
+    if "contrastive" in chosen:
+        wrong, why = chosen - CONTRASTIVE - MODEL - OF_ALL, "does not go with --contrastive"
+    else:
+        wrong, why = chosen & (CONTRASTIVE | MODEL), "applies to --contrastive only"
+    for name in options:
+        if name in wrong:
+            raise MtkitError(f"--{name.replace('_', '-')} {why}; leave it out")
+    if len(chosen & {"source_context", "target_context"}) == 1:
+        raise MtkitError("--source-context and --target-context go together; give both, or neither")
+
+
+def _score_contrastive(
+    runs: "list[Run]", file: "ContrastiveFile", checkpoint: str, device: str, how: dict[str, Any], *, as_json: bool
+) -> str:
+    """Score contrastive translations by each run; return the table or the JSON object."""
+    from mtkit.decoding.translator import Translator
+    from mtkit.evaluation.contrastive import compare_contrastive, score_contrastive
+    from mtkit.evaluation.contrastive_report import contrastive_object, contrastive_text
+    from mtkit.evaluation.systems import system_names
+    from mtkit.storage.files import json_text
+
+    names, total, systems = system_names(runs), file.count(), []
+    for run, name in zip(runs, names, strict=True):
+        translator = Translator([run], checkpoint=checkpoint, device=device, engine="mtkit", say=note)
+        with counted(name, "segments", total) as advance:
+            systems.append(score_contrastive(translator, file, **how, say=note, on_progress=advance))
+    if repeated := systems[0].repeated:
+        note(f"in {repeated:,} segments a wrong translation equals the right one, so that none is right")
+    groups = compare_contrastive(systems)
+    if as_json:
+        content = contrastive_object(str(file.path), names, systems, groups, how["length_penalty"])
+        return json_text(content, indent=2, ensure_ascii=False)
+    return contrastive_text(str(file.path), names, groups, how["length_penalty"])

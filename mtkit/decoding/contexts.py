@@ -1,6 +1,6 @@
 """Context of given translations: the sentences before a line in its document, joined as in training."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from itertools import chain
 from typing import Any, Self
@@ -155,15 +155,29 @@ class ContextJoiner:
         trained = (limits.pieces, limits.pieces) if limits.seams is None else (limits.pieces - 1 - tag, None)
         self._most = [_smaller(*pair) for pair in zip(model, trained, strict=True)]
 
-    def pair(self, number: int, text: str, target: Sequence[int]) -> Pair:
-        """The line with this number and its translation, a text and its pieces, after their context.
+    def pairs(
+        self, texts: Sequence[str], targets: Sequence[Sequence[int]], alike: Sequence[Hashable] | None = None
+    ) -> list[Pair]:
+        """Each line and its translation, a text and its pieces, after their context.
 
-        Two context sentences are left out if one of them has no pieces.
+        Lines with equal values in `alike` get the same number of context sentences. A context sentence is left out if
+        it or its translation has no pieces.
         """
+        pairs = [self._pair(number, text, targets[number]) for number, text in enumerate(texts)]
+        if alike is not None:
+            fewest = {key: pair.context for key, pair in sorted(zip(alike, pairs, strict=True), key=_most_first)}
+            for number, (key, pair) in enumerate(zip(alike, pairs, strict=True)):
+                if pair.context > fewest[key]:
+                    pairs[number] = self._pair(number, texts[number], targets[number], fewest[key])
+        return pairs
+
+    def _pair(self, number: int, text: str, target: Sequence[int], most: int | None = None) -> Pair:
+        """A line after `most` sentences of its context, or fewer; None: as many as fit."""
         source, context = self._source.encoded[number], list[tuple[str, str]]()
         if source and target:
             context = [(a, b) for a, b in self._contexts[number] if self._pieces[0][a] and self._pieces[1][b]]
-        for count in range(self._fitting(context, len(source), len(target)), 0, -1):
+        fitting = self._fitting(context, len(source), len(target))
+        for count in range(fitting if most is None else min(fitting, most), 0, -1):
             nearest = context[-count:]
             if self._seams is None:
                 joined = self._with_breaks(nearest, number, target)
@@ -211,6 +225,10 @@ class ContextJoiner:
 def _encode(tokenizer: Tokenizer, texts: set[str]) -> dict[str, list[int]]:
     ordered = sorted(texts)
     return dict(zip(ordered, tokenizer.encode_lines(ordered), strict=True))
+
+
+def _most_first(item: tuple[Hashable, Pair]) -> int:
+    return -item[1].context
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:

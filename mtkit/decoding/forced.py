@@ -1,6 +1,6 @@
 """Forced decoding: log-probabilities and attention weights of given translations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import TypeVar
@@ -51,11 +51,13 @@ def force_lines(
     contexts: Sequence[Context] | None = None,
     limits: ContextLimits | None = None,
     *,
+    alike: Sequence[Hashable] | None = None,
     on_progress: OnProgress = lambda lines: None,
 ) -> list[Forced]:
     """The log-probabilities of the pieces of each target line, given its source line.
 
-    With `contexts` for a model with these `limits`, each line and its target follow as much of their context as fits.
+    With `contexts` for a model with these `limits`, each line and its target follow as much of their context as fits;
+    lines with equal values in `alike` get the same number of context sentences.
 
     In float32 the result of a pair is independent of the others. A batch holds at most `batch_tokens` (a setting of the
     engine) padded pieces per side, or one pair.
@@ -75,7 +77,7 @@ def force_lines(
         pairs = [Pair(front.segment(row, source[row]), [*target, EOS]) for row, target in enumerate(encoded)]
     else:
         joiner = ContextJoiner(front, tokenizers, contexts, limits, engine.longest_target)
-        pairs = [joiner.pair(row, text, encoded[row]) for row, text in enumerate(targets)]
+        pairs = joiner.pairs(targets, encoded, alike)
     with engine.ready() as device:
 
         def force(rows: Sequence[int]) -> list[Forced]:

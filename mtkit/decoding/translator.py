@@ -1,6 +1,6 @@
 """The translator: a trained run, or several as an ensemble, loaded for translation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from typing import Any, cast
 
@@ -228,12 +228,15 @@ class Translator:
         contexts: Sequence[Context] | None = None,
         limits: ContextLimits | None = None,
         *,
+        alike: Sequence[Hashable] | None = None,
         on_progress: OnProgress = lambda lines: None,
     ) -> list[Forced]:
         """The log-probabilities of the pieces of given translations; see `mtkit.decoding.forced.force_lines`."""
         if not isinstance(lines, SourceLines):
             lines = self.source(lines)
-        return force_lines(self.engine, self.tokenizers, lines, targets, contexts, limits, on_progress=on_progress)
+        return force_lines(
+            self.engine, self.tokenizers, lines, targets, contexts, limits, alike=alike, on_progress=on_progress
+        )
 
     def context_limits(self, direction: str | None = None) -> ContextLimits | None:
         """The limits of context in this direction (None: the first); None if the runs use none."""

@@ -48,10 +48,7 @@ def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[
 
     Raises: RunError with the run and the side if a run has no translations of a side, or damaged ones.
     """
-    labels = [run.folder.name for run in runs]
-    if len({run.folder.resolve() for run in runs}) > len(set(labels)):
-        labels = [str(run.folder) for run in runs]
-    translated = [_translations(run, label) for run, label in zip(runs, labels, strict=True)]
+    translated = [_translations(run, label) for run, label in zip(runs, system_names(runs), strict=True)]
     sides = list(dict.fromkeys(names))
     if not sides:
         first = {
@@ -68,6 +65,12 @@ def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[
                     f"it has: {', '.join(translations)}; choose with --side, or run `mtkit translate` first"
                 )
     return {side: [translations[side].files for translations in translated] for side in sides}
+
+
+def system_names(runs: Sequence[Run]) -> list[str]:
+    """Return the names of runs in tables: of their folders, with the whole paths if two names are equal."""
+    names, folders = [run.folder.name for run in runs], {run.folder.resolve() for run in runs}
+    return names if len(folders) <= len(set(names)) else [str(run.folder) for run in runs]
 
 
 def read_texts(files: Sequence[Translated], *, sources: bool = False) -> SystemTexts:

@@ -13,6 +13,7 @@ from mtkit.decoding.held_out import HeldOut, Speed, save
 from mtkit.decoding.translate import Translation
 from mtkit.errors import MtkitError
 from mtkit.runs import FORMAT, Run
+from tests.decoding.trained import make_run, sentences
 
 REFERENCES = ["the old dog sees a house", "two birds sing in the tree"]
 ABOUT = {"format": FORMAT, "vocabularies": {"source": 8, "target": 8}}
@@ -228,3 +229,53 @@ def test_mistakes_are_named(arguments: list[str], message: str) -> None:
     with pytest.raises(MtkitError, match=message) as raised:
         typed(*arguments)
     assert "\n" not in str(raised.value)
+
+
+def contrastive_run(name: str, seed: int) -> None:
+    """The run mtkit-runs/`name`, with the same data as others."""
+    trained = make_run(Path("made"), name=name, seed=seed)
+    (Path("made") / "mtkit-runs" / name).resolve().rename(Path("mtkit-runs").resolve() / name)
+    assert trained.run.folder.name == name
+
+
+def test_contrastive_translations_of_several_runs() -> None:
+    for number, name in enumerate(("first", "second")):
+        contrastive_run(name, number + 1)
+    rows = [
+        {
+            "source": source,
+            "right": right,
+            "wrong": wrong,
+            "source_context": ["A."],
+            "target_context": ["B."],
+            "labels": {"distance": number % 2},
+        }
+        for number, (source, right, wrong) in enumerate(zip(*[iter(sentences(60, 3))] * 3, strict=True))
+    ]
+    Path("pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    both = ["--contrastive", "pairs.jsonl", "--name", "first", "--name", "second", "--threads", "1"]
+    result = typed(*both)
+    assert result.stdout.startswith("pairs.jsonl: share of segments")
+    assert "difference: the accuracy minus the accuracy of first" in result.stdout
+    assert result.stderr.count("trained on single sentences, so the contexts of 20 segments are left out") == 2
+    content = json.loads(typed(*both, "--sentences", "--json").stdout)
+    assert content["all"]["segments"] == 20
+    assert [row["value"] for row in content["labels"]["distance"]] == [0, 1]
+    for system in content["scores"]:
+        kept = [json.loads(line)["log_probs"] for line in Path(system["path"]).read_text().splitlines()]
+        (found,) = [each for each in content["all"]["systems"] if each["name"] == system["name"]]
+        assert found["right"] == sum(right > wrong for right, wrong in kept)
+    assert "/ length^1" in typed(*both[:4], "--length-penalty", "1").stdout
+    for wrong, message in (
+        (["--metric", "BLEU"], "--metric does not go with --contrastive"),
+        (["--cased"], "--lowercase does not go with --contrastive"),
+        (["--source-context", "a"], "--source-context and --target-context go together"),
+        (["--source-context", "reference", "--target-context", "reference"], "belong to ContraPro"),
+        (["--documents"], "needs a run trained on documents"),
+        (["--direction", "en-fr"], "not trained on the direction"),
+    ):
+        with pytest.raises(MtkitError, match=message):
+            typed(*both, *wrong)
+    for option in (["--sentences"], ["--checkpoint", "last"], ["--direction", "en-de"], ["--length-penalty", "0"]):
+        with pytest.raises(MtkitError, match="applies to --contrastive only"):
+            typed("--name", "one", *option)
