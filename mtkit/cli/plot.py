@@ -1,7 +1,8 @@
 """`mtkit plot`: draw what a run attends to, and what its heads have learned."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,8 +17,11 @@ from mtkit.cli.options import (
     Translation,
     use_threads,
 )
-from mtkit.cli.progress import steps
+from mtkit.cli.progress import note, steps
 from mtkit.errors import MtkitError
+
+if TYPE_CHECKING:
+    from mtkit.decoding.output_steps import Step
 
 plot = typer.Typer(invoke_without_command=True)
 
@@ -30,6 +34,7 @@ def _plot(context: typer.Context) -> None:
     Examples:
       mtkit plot attention --source "The boy sleeps."
       mtkit plot learned
+      mtkit plot output --source "The boy sleeps."
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -69,6 +74,71 @@ def attention(
     use_threads(threads)
     has_fonts = draw_attention(attend(source, target, run, name, direction, checkpoint, device), output)
     typer.echo(f"{output}" + ("" if has_fonts else NO_FONT))
+
+
+@plot.command()
+def output(
+    source: Annotated[str, typer.Option(metavar="TEXT", help="Source text: one line.")],
+    target: Translation = None,
+    top: Annotated[int, typer.Option(min=1, max=50, help="Likeliest pieces per step.")] = 5,
+    name: RunName = None,
+    run: RunFolder = None,
+    direction: Direction = None,
+    checkpoint: Checkpoint = "best",
+    file: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Picture (PNG).  [default: output.png]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Draw the output distribution of each step, and print it as a table.
+
+    A step predicts one piece of the translation from the source and the pieces before it. The table shows the
+    probability and rank of the piece, the entropy of the distribution in nats, and the likeliest pieces.
+
+    \b
+    Examples:
+      mtkit plot output --source "The boy sleeps."
+      mtkit plot output --source "The boy sleeps." --target "Der Junge schläft." --top 10
+    """
+    if not as_json:
+        _check_matplotlib()
+
+    from dataclasses import asdict
+
+    from mtkit.decoding.alignment import SHOWN
+    from mtkit.decoding.translator import Translator
+    from mtkit.evaluation.plots import draw_steps
+    from mtkit.runs import find_run
+    from mtkit.storage.files import check_outputs, inside, json_text
+
+    file = inside(Path(), "output.png") if file is None else file
+    if not as_json:
+        check_outputs([file])
+    use_threads(threads)
+    chosen = find_run(run, name)
+    translator = Translator([chosen], chosen.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
+    found = translator.output_steps(source, target, top=top, direction=direction)
+    if as_json:
+        typer.echo(json_text([asdict(step) for step in found], indent=2, ensure_ascii=False))
+        return
+    if len(found) > SHOWN:
+        note(f"only the first {SHOWN} of {len(found):,} target pieces are shown")
+    typer.echo(_steps_table(found[:SHOWN]))
+    has_fonts = draw_steps(found[:SHOWN], file)
+    typer.echo(f"\n{file}" + ("" if has_fonts else NO_FONT))
+
+
+def _steps_table(found: "Sequence[Step]") -> str:
+    """Return a line for each step."""
+    from mtkit.terminal import aligned
+
+    rows = [("piece", "probability", "rank", "entropy", "likeliest pieces")]
+    for step in found:
+        likeliest = "  ".join(f"{name} {value:.2f}" for name, value in step.top)
+        rows.append((step.piece, f"{step.probability:.3f}", str(step.rank), f"{step.entropy:.2f}", likeliest))
+    return aligned(rows, left=(0, 4))
 
 
 @plot.command()

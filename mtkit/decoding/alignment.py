@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mtkit.decoding.engines.model_engine import decoding_with
 from mtkit.decoding.forced import forced_weights
-from mtkit.decoding.lines.source import Directions, Source, SourceLines, is_blank
+from mtkit.decoding.lines.source import Directions, Segment, Source, SourceLines, is_blank
 from mtkit.errors import DataError, MtkitError
 from mtkit.model.layers import Weights
 from mtkit.model.network import Network
@@ -73,16 +73,7 @@ def align(
     that is too long.
     """
     check_weights(network)
-    front = Source(SourceLines([source], directions), tokenizers.source, network.longest_source)
-    words = tokenizers.source.encode(source)
-    pieces = [*tokenizers.target.encode(target), EOS]
-    if is_blank(source):
-        raise DataError("there is nothing to align: the source is blank")
-    limits = (("source", len(words), front.longest), ("target", len(pieces), network.longest_target))
-    for side, length, longest in limits:
-        if longest is not None and length > longest:
-            raise DataError(f"the {side} has {length:,} pieces, and the model takes {longest:,}; shorten it")
-    segment = front.segment(0, words)
+    segment, pieces = forced_pair(network, tokenizers, source, target, directions)
     with decoding_with(network, None) as device:
         weights = forced_weights(network, [segment.pieces], [pieces], [segment.task], device, ROLES)
     layers: Weights = {
@@ -93,6 +84,25 @@ def align(
     source_names = [tokenizers.source.piece(piece) for piece in segment.pieces[:-1]]
     target_names = [tokenizers.target.piece(piece) for piece in pieces[:-1]]
     return Alignment([*source_names, END], [*target_names, END], layers)
+
+
+def forced_pair(
+    network: Network, tokenizers: Tokenizers, source: str, target: str, directions: Directions | None
+) -> tuple[Segment, list[int]]:
+    """Return the segment of a source line and the pieces of its given target, end mark included.
+
+    Raises: DataError for a blank source and for a text that is too long.
+    """
+    front = Source(SourceLines([source], directions), tokenizers.source, network.longest_source)
+    words = tokenizers.source.encode(source)
+    pieces = [*tokenizers.target.encode(target), EOS]
+    if is_blank(source):
+        raise DataError("the source is blank; give a line of text")
+    limits = (("source", len(words), front.longest), ("target", len(pieces), network.longest_target))
+    for side, length, longest in limits:
+        if longest is not None and length > longest:
+            raise DataError(f"the {side} has {length:,} pieces, and the model takes {longest:,}; shorten it")
+    return front.segment(0, words), pieces
 
 
 def check_weights(network: Network) -> None:

@@ -16,7 +16,7 @@ from mtkit.decoding.parallel import map_batches
 from mtkit.decoding.translate import OnProgress, padded, tasks_of
 from mtkit.errors import DataError
 from mtkit.model.layers import Weights
-from mtkit.model.network import Network
+from mtkit.model.network import Network, Output
 from mtkit.text.tokenizer import BOS, EOS, PAD, Tokenizers
 
 TOKENS = 2048
@@ -163,11 +163,27 @@ def forced_weights(
     sources and targets are pieces with EOS at the end; tasks are the segments'. Weights at padding are meaningless.
     Call it within `decoding_with`.
     """
+    weights: Weights = {role: [] for role in roles}
+    forced_output(network, sources, targets, tasks, device, weights)
+    return weights
+
+
+def forced_output(
+    network: Network,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    tasks: Sequence[int | None],
+    device: torch.device,
+    weights: Weights | None = None,
+) -> Output:
+    """The decoder's output for a batch of segments with given translations; `weights` as in `Network.forward`.
+
+    Arguments as in `forced_weights`. Call it within `decoding_with`.
+    """
     source, target = padded(sources, device), padded(targets, device)
     valid = target != PAD
     target_in = torch.cat([torch.full_like(target[:, :1], BOS), target[:, :-1]], 1)
-    weights: Weights = {role: [] for role in roles}
-    network.forward(
+    return network.forward(
         source,
         target_in.masked_fill(~valid, PAD),
         source_valid=source != PAD,
@@ -175,4 +191,3 @@ def forced_weights(
         task=tasks_of(tasks, device),
         weights=weights,
     )
-    return weights

@@ -15,6 +15,7 @@ from mtkit.decoding.forced import Forced, force_lines
 from mtkit.decoding.held_out import HeldOut
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import Directions, Documents, SourceLines, TrainedOn
+from mtkit.decoding.output_steps import Step, output_steps
 from mtkit.decoding.parallel import Workers
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.decoding.word_alignment import Heads, Links, link_lines
@@ -192,11 +193,25 @@ class Translator:
         Raises: MtkitError for an ensemble, for a text of several lines, and as `mtkit.decoding.alignment.align`.
         """
         network, directions = self.network, self.directions(direction, 1)
+        target = self._target_of(source, target, direction)
+        return align(network, self.tokenizers, source, target, directions=directions)
+
+    def output_steps(
+        self, source: str, target: str | None = None, *, top: int = 5, direction: str | None = None
+    ) -> list[Step]:
+        """The `top` likeliest pieces at each step while the run predicts `target`; None: the translation that it finds.
+
+        Raises: as `align`; a run without attention weights has distributions.
+        """
+        network, directions = self.network, self.directions(direction, 1)
+        target = self._target_of(source, target, direction)
+        return output_steps(network, self.tokenizers, source, target, top=top, directions=directions)
+
+    def _target_of(self, source: str, target: str | None, direction: str | None) -> str:
+        """Return the target, or the translation of the source if it is None. Raises: MtkitError for several lines."""
         if "\n" in source.strip() or "\n" in (target or "").strip():
             raise MtkitError("give one line of text")
-        if target is None:
-            target = self.translate([source], direction=direction)[0][0].text
-        return align(network, self.tokenizers, source, target, directions=directions)
+        return self.translate([source], direction=direction)[0][0].text if target is None else target
 
     def check_links(self) -> None:
         """Raises: MtkitError if words cannot be aligned: an ensemble, no weights, several translations per line."""

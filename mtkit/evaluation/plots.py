@@ -116,11 +116,14 @@ def _series(rows: Rows, kind: str, name: str) -> tuple[list[int], list[float]]:
 
 if TYPE_CHECKING:
     from mtkit.decoding.alignment import Alignment
+    from mtkit.decoding.output_steps import Step
 
 CELL = 0.3
 """Cell width and height in inches."""
 SMALL_CELL = 0.16
 """Cell width and height in a plot of all layers and heads, in inches."""
+STEP_WIDTH, STEP_HEIGHT = 0.95, 0.42
+"""Cell width and height in a plot of output distributions, in inches."""
 LARGEST = 300.0
 """Maximum width and height in inches: matplotlib draws 100 pixels per inch, at most 65,536."""
 MOST = 22_500.0
@@ -189,6 +192,47 @@ def draw_attention(aligned: "Alignment", path: Path) -> bool:
                 axes.set_xlabel(f"{role}, layer {layer}, head {head + 1}", fontsize=8)
             else:
                 axes.axis("off")
+    return _save(figure, path)
+
+
+def draw_steps(steps: "Sequence[Step]", path: Path) -> bool:
+    """Draw the likeliest pieces of each step as a PNG. Return False if no installed font has some letter.
+
+    A column is a step, below the piece of the translation; a cell has a piece and its probability, and the piece of the
+    translation has a frame. The last row is the probability of all other pieces.
+
+    Raises: MtkitError if the file cannot be written or is too large to draw.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    ranks = max(len(step.top) for step in steps)
+    size = (1.2 + STEP_WIDTH * len(steps), 1.6 + STEP_HEIGHT * (ranks + 1))
+    if max(size) > LARGEST:
+        raise MtkitError(f"a picture of {len(steps)} pieces is too large to draw; give a shorter text")
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    columns = [[value for _, value in step.top] for step in steps]
+    rest = [max(0.0, 1.0 - sum(column)) for column in columns]
+    table = [[column[rank] for column in columns] for rank in range(ranks)] + [rest]
+    axes.imshow(table, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
+    families = font_families([piece for step in steps for piece in (step.piece, *(name for name, _ in step.top))])
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "fontfamily": families, "parse_math": False}
+    for place, (step, other) in enumerate(zip(steps, rest, strict=True)):
+        cells = [*((f"{name}\n{value:.2f}", value) for name, value in step.top), (f"{other:.2f}", other)]
+        for rank, (text, value) in enumerate(cells):
+            axes.text(place, rank, text, color="white" if value > 0.55 else "black", **style)
+        names = [name for name, _ in step.top]
+        if step.piece in names:
+            corner = (place - 0.48, names.index(step.piece) - 0.48)
+            axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor=VALIDATION, linewidth=1.5))
+    heads = [step.piece if step.rank <= ranks else f"{step.piece} (rank {step.rank})" for step in steps]
+    axes.set_xticks(range(len(steps)), heads, fontfamily=families, parse_math=False)
+    axes.set_yticks(range(ranks + 1), [*(str(rank) for rank in range(1, ranks + 1)), "others"])
+    axes.set_ylabel("rank")
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
     return _save(figure, path)
 
 

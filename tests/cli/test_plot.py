@@ -53,3 +53,26 @@ def test_without_segments_no_data_is_needed(trained: Trained, tmp_path: Path) ->
     assert written["layers"][0]["cost"] is None
     assert written["layers"][0]["learned"]["span"] is not None
     assert isinstance(call(*arguments).exception, DataError)
+
+
+def test_output_prints_a_row_and_draws_a_column_for_each_piece(trained: Trained, tmp_path: Path) -> None:
+    picture = tmp_path / "steps.png"
+    arguments = ("output", "--run", str(trained.run.folder), "--source", "The dog.", "--target", "The cat.")
+    result = call(*arguments, "--top", "2", "--output", str(picture))
+    assert result.exit_code == 0, result.output
+    head, *rows, blank, last = result.output.splitlines()
+    assert head.split() == ["piece", "probability", "rank", "entropy", "likeliest", "pieces"]
+    assert rows[-1].startswith("</s>")
+    assert (blank, last) == ("", str(picture))
+    assert picture.exists()
+    steps = json.loads(call(*arguments, "--top", "2", "--json").output)
+    assert [step["piece"] for step in steps] == [row.split()[0] for row in rows]
+    assert {len(step["top"]) for step in steps} == {2}
+
+
+def test_output_of_a_long_target_is_cut(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.decoding.alignment.SHOWN", 3)
+    arguments = ("--source", "The dog.", "--target", "The cat and the bird.", "--output", str(tmp_path / "a.png"))
+    result = call("output", "--run", str(trained.run.folder), *arguments)
+    assert "note: only the first 3 of" in result.stderr
+    assert len(result.stdout.splitlines()) == 1 + 3 + 2

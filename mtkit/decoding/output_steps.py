@@ -1,0 +1,63 @@
+"""The output distribution at each step of a given translation: the likeliest pieces and the piece that follows."""
+
+from dataclasses import dataclass
+
+import torch
+
+from mtkit.decoding.alignment import END, forced_pair
+from mtkit.decoding.engines.model_engine import decoding_with
+from mtkit.decoding.forced import forced_output
+from mtkit.decoding.lines.source import Directions
+from mtkit.model.network import Network
+from mtkit.text.tokenizer import EOS, Tokenizers
+
+
+@dataclass(frozen=True)
+class Step:
+    """The distribution over target pieces at one step, given the source and the pieces before."""
+
+    piece: str
+    """The piece of the given translation."""
+    probability: float
+    """Its probability."""
+    rank: int
+    """1 if no piece is likelier."""
+    entropy: float
+    """Of the distribution over all pieces, in nats."""
+    top: tuple[tuple[str, float], ...]
+    """The likeliest pieces with their probabilities, falling."""
+
+
+def output_steps(
+    network: Network,
+    tokenizers: Tokenizers,
+    source: str,
+    target: str,
+    *,
+    top: int = 5,
+    directions: Directions | None = None,
+) -> list[Step]:
+    """Return a step for each piece of a given target, the end mark last; `directions` holds the direction of the line.
+
+    Raises: DataError for a blank source and for a text that is too long.
+    """
+    segment, pieces = forced_pair(network, tokenizers, source, target, directions)
+    with decoding_with(network, None) as device:
+        hidden = forced_output(network, [segment.pieces], [pieces], [segment.task], device).hidden[0]
+        probabilities = network.logits(hidden).double().softmax(-1).cpu()  # (T, V)
+    best, ids = probabilities.topk(min(top, probabilities.shape[1]))
+    entropies = torch.special.entr(probabilities).sum(-1).tolist()
+
+    def name(piece: int) -> str:
+        return END if piece == EOS else tokenizers.target.piece(piece)
+
+    return [
+        Step(
+            name(piece),
+            float(row[piece]),
+            1 + int((row > row[piece]).sum()),
+            entropy,
+            tuple((name(index), value) for index, value in zip(likeliest.tolist(), values.tolist(), strict=True)),
+        )
+        for piece, row, entropy, likeliest, values in zip(pieces, probabilities, entropies, ids, best, strict=True)
+    ]
