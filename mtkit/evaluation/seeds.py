@@ -21,7 +21,7 @@ import numpy as np
 
 from mtkit.errors import MtkitError
 from mtkit.evaluation.distributions import solve, t_tail
-from mtkit.evaluation.scores import NORMAL, RESAMPLES, percentiles, wilson
+from mtkit.evaluation.scores import RESAMPLES, percentiles, wilson
 from mtkit.evaluation.significance import TIE
 from mtkit.evaluation.statistics import Numbers, Statistics, resampled_values
 from mtkit.terminal import ProgressBar, silent
@@ -219,14 +219,23 @@ def _summary(entry: SeedScores) -> Summary:
         return Summary(mean, sd, None, None, seeds)
     error = _error([entry])
     if entry.metric == "exact":
-        # Wilson's interval for the number of independent segments with the same standard error
-        segments = mean * (100 - mean) / error.variance if error.variance else entry.segments
-        low, high = wilson(mean * segments / 100, segments, error.quantile() if error.variance else NORMAL)
+        low, high = _exact_interval(mean, error, seeds)
     else:
         margin = error.margin()
         low, high = max(mean - margin, 0.0), mean + margin
         high = high if entry.metric == "TER" else min(high, 100.0)
     return Summary(mean, sd, low, high, seeds)
+
+
+def _exact_interval(mean: float, error: _Error, seeds: int) -> tuple[float, float]:
+    """Return Wilson's interval for as many independent segments as have the standard error, at most all seeds'.
+
+    If all segments match, or none, the variance is 0, and the interval is that of one seed.
+    """
+    if not error.variance:
+        return wilson(mean * error.count / 100, error.count)
+    segments = min(mean * (100 - mean) / error.variance, seeds * error.count)
+    return wilson(mean * segments / 100, segments, error.quantile())
 
 
 def _tested(first: SeedScores, entry: SeedScores) -> Tested:
@@ -255,9 +264,9 @@ def _error(entries: Sequence[SeedScores]) -> _Error:
     shared = sum(_shared_variance(entry) for entry in entries)
     if len(means) > 1:
         shared -= 2 * _covariance(means[0], means[1], count)
-    # the total is never below the variance over segments for these seeds: few seeds may have equal scores by chance
-    segments = max(shared, fixed - sum(parts), 0.0)
-    return _Error(sum(parts), sum(parts) ** 2 / squares if squares else 1.0, segments, count)
+    error = _Error(sum(parts), sum(parts) ** 2 / squares if squares else 1.0, max(shared, 0.0), count)
+    # scores of few seeds on few segments may be equal by chance
+    return error if error.variance else _Error(0.0, 1.0, fixed, count)
 
 
 def _shared_variance(entry: SeedScores) -> float:

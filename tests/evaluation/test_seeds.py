@@ -78,8 +78,7 @@ def parts_of(*entries: NDArray[np.float64]) -> tuple[float, float]:
     if len(entries) > 1:
         pairs = [np.cov(one, other)[0, 1] for one, other in itertools.product(*entries)]
         shared -= 2 * sum(pairs) / len(pairs) / segments
-    for_these_seeds = np.subtract.reduce([entry.mean(0) for entry in entries]).var(ddof=1) / segments
-    return of_seeds, max(shared, for_these_seeds - of_seeds)
+    return of_seeds, shared
 
 
 def test_variances_are_those_of_crossed_seeds_and_segments() -> None:
@@ -180,6 +179,17 @@ def test_exact_match_of_all_segments_is_not_certain() -> None:
         assert (best.mean, best.high, worst.low, worst.mean) == (100, 100, 0, 0)
         assert best.low == pytest.approx(94.0, abs=0.1)  # Wilson's interval of 60 of 60
         assert worst.high == pytest.approx(6.0, abs=0.1)
+
+
+def test_equal_scores_of_few_seeds_are_not_certain() -> None:
+    right, wrong = np.full((2, 100), 100.0), np.full((2, 100), 100.0)
+    wrong[0, 3] = wrong[1, 7] = 0
+    (tested,) = differences(score_seeds([means(right), means(wrong)], 20_000))
+    assert tested.value == -1
+    # both seeds have 99: only the segments show the variation, with the standard error of two of 200
+    gaps = wrong.mean(axis=0) - 100
+    assert tested.p == pytest.approx(tail(1 / (gaps.std(ddof=1) / 10), 0, 1, 99), rel=0.03)
+    assert tested.p > 0.1
 
 
 def test_intervals_stay_in_the_range_of_the_metric() -> None:

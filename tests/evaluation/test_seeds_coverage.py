@@ -115,9 +115,9 @@ NORMAL = Population("mean", 2, 3, 2, 50)
 
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_intervals_cover_and_tests_keep_their_level(seeds: int) -> None:
-    rates = simulate(NORMAL, seeds, seeds, trials=400, segments=60, resamples=100)
+    rates = simulate(NORMAL, seeds, seeds, trials=250, segments=60, resamples=100)
     assert 92 < rates.covered < 99
-    assert rates.bootstrap_covered < 90
+    assert rates.bootstrap_covered < rates.covered - 3
     assert 1.5 < rates.positives < 8
 
 
