@@ -77,7 +77,7 @@ def _quality(axes: Any, entries: Sequence[Point], first: Point) -> None:
             verticalalignment="center", fontsize=8, color=color, annotation_clip=False,
         )  # fmt: skip
     if first in entries:
-        axes.axvline(first.mean, color=INK, linewidth=0.8, linestyle=":", gid="first")
+        axes.axvline(first.mean, color=INK, linewidth=0.8, linestyle=":", zorder=1, gid="first")
 
 
 def _speed(axes: Any, entries: Sequence[Point], speeds: Sequence[float], first: Point) -> None:

@@ -98,7 +98,7 @@ def draw_cost(points: Sequence[Point], key: str, metric: str, title: str) -> Any
         omissions(points),
     )
     _legend(figure, shown)
-    figure.canvas.draw()  # fixes the layout, so that pixel positions are final
+    figure.draw_without_rendering()  # fixes the layout, so that pixel positions are final
     figure.set_layout_engine("none")
     front = _front(axes, costs, values, best, faster=cost.faster)
     places = list(zip(costs, values, strict=True))
