@@ -19,6 +19,7 @@ from mtkit.cli.options import (
     RecipeFile,
     Threads,
     nonempty,
+    parse_entries,
     parse_names,
     parse_numbers,
     parse_options,
@@ -107,19 +108,19 @@ def train(
     options = parse_options(attention_option)
     overrides = nonempty(
         preset=preset,
-        data=nonempty(folder=data),
+        data=nonempty(folder=None if data is None else str(data)),
         attention=nonempty(options=options),
         training=nonempty(batch_tokens=batch_tokens, accumulate=accumulate),
     )
     settings = load_recipe(recipe, overrides)
     precisions, programs = parse_names("--precision", precision), parse_names("--beside", beside)
-    mechanisms = parse_names("--attention", attention)
+    mechanisms = parse_entries("--attention", attention)
     check_peers(programs, ["huggingface"], "train")
 
     from mtkit.benchmark.report import outputs, write
     from mtkit.benchmark.training import Plan, as_object, bars, measure_training, table
     from mtkit.data.prepared import open_prepared
-    from mtkit.experiments.entries import entries
+    from mtkit.experiments.study import make_study
     from mtkit.training.precision import fixed_workspaces
     from mtkit.training.world import World
 
@@ -127,9 +128,15 @@ def train(
     _note_if_busy()
     files = outputs(output, "train")
     prepared = open_prepared(settings.data.folder)
-    settings = settings.model_copy(update={"data": prepared.settings}).tied(joint=prepared.tokenizers.joint)
+    recipes = [settings]
+    if mechanisms:
+        common = {"recipe": None if recipe is None else str(recipe), "settings": overrides, "entries": mechanisms}
+        study = make_study(common, options=options)
+        recipes = [study.recipe(entry) for entry in study.entries]
+    joint = prepared.tokenizers.joint
+    recipes = [each.model_copy(update={"data": prepared.settings}).tied(joint=joint) for each in recipes]
+    settings = recipes[0]
     with fixed_workspaces(settings.training.deterministic), World(device) as world:
-        recipes = list(entries(settings, mechanisms, options).values()) if mechanisms else [settings]
         trainers = _trainers(recipes, prepared, world, precisions or [settings.training.precision])
         peers = _training_peers(settings, prepared, world, trainers) if programs else []
         with steps("benchmark", "turn", show=world.first) as on_progress:

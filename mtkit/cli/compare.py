@@ -1,7 +1,7 @@
-"""`mtkit compare`: train several mechanisms with one recipe, budget and seed, and compare them in a table."""
+"""`mtkit compare`: train several models on the same data and budget, and compare them in a table."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,100 +13,265 @@ from mtkit.cli.options import (
     RecipeFile,
     Threads,
     nonempty,
+    parse_entries,
     parse_names,
     parse_options,
 )
-from mtkit.cli.progress import latest
+from mtkit.cli.progress import latest, through
+from mtkit.errors import MtkitError, cut
 
 if TYPE_CHECKING:
     from mtkit.experiments.folder import Folder
+    from mtkit.experiments.study import Study
+
+STOPPED = "stopped; the same command resumes"
 
 
 def compare(
     attention: Annotated[
-        str, typer.Option(metavar="A,B", help="Mechanisms, each in the roles of its paper; all: every one.")
-    ],
+        str | None,
+        typer.Option(metavar="A,B", help="Entries, e.g. full,band[window_radius=16],linear@encoder; all: every one."),
+    ] = None,
+    study: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Study: a YAML file, or a name from `mtkit studies`.")
+    ] = None,
     recipe: RecipeFile = None,
     data: PreparedData = None,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder for table, picture and runs.")] = Path(
-        "mtkit-compare"
-    ),
+    task: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Built-in task instead of --data; repeatable.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Output folder for rows, tables, pictures and runs.")
+    ] = Path("mtkit-compare"),
     attention_option: AttentionOptions = None,
-    max_updates: Annotated[int | None, typer.Option(help="Updates per mechanism.")] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="Training minutes per mechanism.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N", help="Number of seeds, or a list: 1,2,7.  [default: the recipe's seed]")
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SETTING=A,B", help="Values of a setting to search, or a range A..B; repeatable."),
+    ] = None,
+    search_method: Annotated[str | None, typer.Option(help="Search: grid, random or bayesian.")] = None,
+    search_trials: Annotated[int | None, typer.Option(help="Trials per entry of random and Bayesian search.")] = None,
+    search_share: Annotated[
+        float | None, typer.Option(help="Share of the budget for a trial of the search.  [default: 1]")
+    ] = None,
+    pruner: Annotated[
+        str | None, typer.Option(help="Stop bad trials of the search early: none, median or halving.")
+    ] = None,
+    match: Annotated[
+        str | None, typer.Option(help="Equal parameters or flops, by the feed-forward width of each entry.")
+    ] = None,
+    max_updates: Annotated[int | None, typer.Option(help="Updates per trial.")] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="Training minutes per trial.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Target tokens per trial.")] = None,
+    max_flops: Annotated[float | None, typer.Option(help="Training FLOPs per trial.")] = None,
     batch_tokens: BatchTokens = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Columns of the table, e.g. BLEU,chrF,loss,parameters.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Trials to run at the same time.")] = 1,
+    join: Annotated[
+        list[Path] | None, typer.Option(metavar="FOLDER", help="Add the results of another folder; repeatable.")
+    ] = None,
+    reproduce: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Compute a row of this results.jsonl again (--row).")
+    ] = None,
+    row: Annotated[int | None, typer.Option(min=1, help="Row of --reproduce, from 1.")] = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Train several mechanisms under one budget and compare them.
+    """Train several models under one budget and compare them.
 
-    Recipe, budget and seed are the same for all; each model translates the first test side. The table holds BLEU with
-    its 95% bootstrap interval, target tokens/s in training (without validation) and in decoding, peak memory of the
-    process, parameters and updates. By default, the recipe or preset sets the budget. The same command resumes; more
-    names add rows. If a mechanism fails, its row has the reason and the exit code is 1.
+    An entry is NAME[OPTION=VALUE]@ROLE+SETTING=VALUE: a mechanism in the roles of its paper, or in the given roles
+    (encoder, decoder, cross), with other settings of the recipe if given. Data and budget are the same for all. With
+    several seeds, the table shows means, standard deviations, and intervals over seeds and test segments; each entry
+    is tested against the first. A search tries the same number of trials for every entry, and keeps the point with the
+    best validation score.
+
+    The output folder holds results.jsonl (a row per trial), compare.md, compare.csv, compare.tex and pictures. The
+    same command resumes; more entries, seeds or values are added. Several commands may work on one folder. If a trial
+    fails, its line has the reason and the exit code is 1.
 
     \b
     Examples:
       mtkit compare --attention full,longformer,em-routing --max-minutes 2
+      mtkit compare --attention 'full,band[window_radius=16],linear@encoder' --seeds 3 --match parameters
+      mtkit compare --attention full,linear --task copy --task mqar --search peak_rate=1e-3,3e-3 --max-updates 500
+      mtkit compare --reproduce mtkit-compare/results.jsonl --row 3
     """
-    from mtkit.recipe import load_recipe
+    if reproduce is not None or row is not None:
+        _reproduce(reproduce, row, out, device, threads)
+        return
+    from mtkit.experiments.folder import Folder
 
-    options = parse_options(attention_option)
-    limits = nonempty(max_updates=max_updates, max_minutes=max_minutes, batch_tokens=batch_tokens)
-    overrides = nonempty(seed=seed, attention=nonempty(options=options), training=limits, data=nonempty(folder=data))
-    settings = load_recipe(recipe, overrides)
+    folder = Folder(out)
+    given: dict[str, Any] = {
+        "attention": attention,
+        "study": study,
+        "recipe": recipe,
+        "settings": nonempty(
+            training=nonempty(
+                max_updates=max_updates,
+                max_minutes=max_minutes,
+                max_tokens=max_tokens,
+                max_flops=max_flops,
+                batch_tokens=batch_tokens,
+            ),
+            data=nonempty(folder=None if data is None else str(data)),
+        ),
+        "tasks": task or [],
+        "seeds": None if seeds is None else _seeds(seeds),
+        "search": nonempty(
+            settings=_searched(search or []),
+            method=search_method,
+            trials=search_trials,
+            share=search_share,
+            pruner=pruner,
+        ),
+        "match": match,
+        "columns": parse_names("--columns", columns),
+    }
+    if join:
+        _join(folder, join)
+        if attention is None and study is None:
+            _print(folder, given["columns"])
+            return
+    chosen = _study(given, parse_options(attention_option))
+    _run(chosen, folder, device=device, threads=threads, jobs=jobs)
 
+
+def _study(given: dict[str, Any], options: dict[str, Any]) -> "Study":
+    """Return the study of a file and options, which override the file's settings."""
+    from mtkit.experiments.study import find_study, make_study, read_study
+    from mtkit.recipe import merged
+
+    path = None if given["study"] is None else find_study(given["study"])
+    settings = {} if path is None else read_study(path)
+    if given["attention"] is not None:
+        settings["entries"] = parse_entries("--attention", given["attention"])
+    elif path is None:
+        raise MtkitError("nothing to compare; give --attention, as in --attention full,longformer, or --study FILE")
+    if given["recipe"] is not None:
+        settings["recipe"] = str(given["recipe"])
+    for key in ("tasks", "seeds", "match", "columns"):
+        if given[key] not in (None, []):
+            settings[key] = given[key]
+    for key in ("settings", "search"):
+        if given[key]:
+            settings[key] = merged(settings.get(key) or {}, given[key])
+    return make_study(settings, options=options, origin=None if path is None else str(path))
+
+
+def _run(study: "Study", folder: "Folder", *, device: str, threads: int | None, jobs: int) -> None:
     import torch
     from tqdm import tqdm
 
-    from mtkit.data.prepared import open_prepared
     from mtkit.device import find_device
+    from mtkit.experiments.compare import Children
     from mtkit.experiments.compare import compare as run
-    from mtkit.experiments.entries import entries
-    from mtkit.experiments.folder import Folder
-    from mtkit.experiments.report import table
+    from mtkit.experiments.outputs import write_outputs
+    from mtkit.experiments.setup import set_up
 
-    chosen = entries(settings, parse_names("--attention", attention), options)
-    prepared = open_prepared(settings.data.folder)
-    chosen = {name: entry.tied(joint=prepared.tokenizers.joint) for name, entry in chosen.items()}
-    folder = Folder(out)
-    folder.open(chosen, prepared, device=str(find_device(device)), threads=threads or torch.get_num_threads())
-    with latest() as show:
+    chosen = str(find_device(device))
+    plan, data = set_up(study, folder, progress=through, say=lambda line: typer.echo(line, err=True))
+    folder.open(study)
+    threads = threads or max(torch.get_num_threads() // jobs, 1)
+    with latest() as show, Children(folder, chosen, threads, jobs) as children:
 
         def done(name: str) -> None:
-            _write(folder)
-            result = folder.result(name) or {}
-            if "failed" in result:
-                tqdm.write(f"{name}: failed: {result['failed']}; see {folder.log(name)}")
+            write_outputs(folder, pictures=False)
+            row = folder.row(name) or {"failed": "its row is gone"}
+            if "failed" in row:
+                tqdm.write(f"{name}: failed: {row['failed']}; see {folder.log(name)}")
             else:
-                bleu, updates = result["bleu"]["value"], result["training"]["updates"]
-                tqdm.write(f"{name}: BLEU {bleu:.2f} after {updates:,} updates")
+                metric, score = next(iter(row["scores"][row["side"]].items()))
+                updates = row["training"]["updates"]
+                tqdm.write(f"{name}: {metric} {score['value']:.2f} after {updates:,} updates")
 
-        signal = run(folder, list(chosen), show=show, done=done)
-    written = _write(folder)
+        signal = run(folder, plan, data, children, show=show, done=done)
     if signal is not None:
-        typer.echo("stopped; the same command resumes", err=True)
+        write_outputs(folder)
+        typer.echo(STOPPED, err=True)
         raise typer.Exit(128 + signal)
-    results = folder.results()
-    typer.echo(f"\n{table(folder.settings(), results)}\n\n{written}; logs in {folder.logs}")
-    if any("failed" in result for result in results if result["attention"] in chosen):
+    _print(folder, study.settings.columns)
+    names = {entry.name for entry in study.entries}
+    if any("failed" in row for row in folder.rows() if row["entry"] in names):
         raise typer.Exit(1)
 
 
-def _write(folder: "Folder") -> str:
-    """Write table, JSON and pictures of the results so far. Return the names of the files, as text for users."""
-    from mtkit.experiments.plots import draw_comparison, draw_scatter
-    from mtkit.experiments.report import as_object, markdown
-    from mtkit.storage.files import write_json, write_text
+def _print(folder: "Folder", columns: "list[str] | tuple[str, ...]") -> None:
+    from mtkit.experiments.outputs import write_outputs
+    from mtkit.experiments.report import text
 
-    settings, results = folder.settings(), folder.results()
-    text, data, picture, speed = folder.outputs()
-    write_text(text, markdown(settings, results))
-    write_json(data, as_object(settings, results))
-    try:
-        draw_comparison(results, picture)
-        draw_scatter(results, speed)
-    except ModuleNotFoundError:
-        return f"{text}, {data} (no pictures: matplotlib is not installed)"
-    return f"{text}, {data}, {picture}, {speed}"
+    table, written = write_outputs(folder, columns)
+    typer.echo(
+        f"\n{text(folder.study(), table, folder.rows())}\n\n{', '.join(map(str, written))}; logs in {folder.logs}"
+    )
+
+
+def _join(folder: "Folder", paths: list[Path]) -> None:
+    from mtkit.experiments.folder import Folder
+    from mtkit.experiments.join import join
+
+    copied, kept = join(folder, [Folder(path) for path in paths])
+    typer.echo(f"{copied} rows added to {folder.path}; {kept} were there already", err=True)
+
+
+def _reproduce(rows: Path | None, number: int | None, out: Path, device: str, threads: int | None) -> None:
+    if rows is None or number is None:
+        raise MtkitError("--reproduce FILE and --row N go together: the row N of a results.jsonl is computed again")
+    import torch
+
+    from mtkit.device import find_device
+    from mtkit.experiments.folder import Folder
+    from mtkit.experiments.join import reproduce
+
+    place = Folder(out.with_name(f"{out.name}-row-{number}"))
+    with latest() as show:
+        found = reproduce(
+            rows,
+            number,
+            place,
+            device=str(find_device(device)),
+            threads=threads or torch.get_num_threads(),
+            show=show,
+        )
+    if isinstance(found, int):
+        typer.echo(STOPPED, err=True)
+        raise typer.Exit(128 + found)
+    for side, scores in found.before["scores"].items():
+        for metric, score in scores.items():
+            again = found.after["scores"][side][metric]["value"]
+            typer.echo(f"{side} {metric}: {score['value']:.4f}, computed again: {again:.4f}")
+    for line in found.circumstances:
+        typer.echo(f"note: {line}")
+    typer.echo("the row came back" if not found.differences else f"differs: {'; '.join(found.differences)}")
+    if found.differences:
+        raise typer.Exit(1)
+
+
+def _seeds(text: str) -> int | list[int]:
+    """Parse --seeds: "3" is 3 (their number), "1,2,7" is a list, and "7," a list of one."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isascii() and word.isdigit() and len(word) <= 18 for word in words):
+        raise MtkitError(f"--seeds {cut(text)}: write a number of seeds, or a list such as 1,2,7")
+    return list(map(int, words)) if "," in text else int(words[0])
+
+
+def _searched(texts: list[str]) -> dict[str, Any]:
+    """Parse --search: ["peak_rate=1e-3,3e-3", "dropout=0..0.3"]."""
+    from mtkit.experiments.entries import split
+
+    settings: dict[str, Any] = {}
+    for text in (word for given in texts for word in given.split()):
+        key, equals, values = text.partition("=")
+        low, dots, high = values.partition("..")
+        if not equals or not key or not values:
+            raise MtkitError(f"--search {cut(text)}: write SETTING=A,B or SETTING=LOW..HIGH, as in peak_rate=1e-3,3e-3")
+        parsed = parse_options([f"{key}=[{', '.join(split(values))}]"]) if not dots else {}
+        settings |= parsed
+        if dots:
+            ends = parse_options([f"low={low}", f"high={high}"])
+            settings[key] = {**ends, "log": isinstance(ends["low"], int | float) and ends["low"] > 0}
+    return settings

@@ -91,6 +91,16 @@ def parse_names(option: str, text: str | None) -> list[str]:
     return names
 
 
+def parse_entries(option: str, text: str | None) -> list[str]:
+    """Parse the entries in the value of `option`: "full, band[window_radius=3]" has two. Raises: MtkitError."""
+    from mtkit.experiments.entries import split
+
+    entries = split(text or "")
+    if not entries and text is not None:
+        raise MtkitError(f"{option} is empty; give an entry, or several with commas between them, or leave it out")
+    return entries
+
+
 def parse_numbers(option: str, text: str | None, most: int = MOST) -> list[int]:
     """Parse the value of `option`: "1,5" is [1, 5]; numbers are from 1 to `most`. Raises: MtkitError."""
     names = parse_names(option, text)

@@ -1,57 +1,76 @@
-"""The folder of a comparison, which can be resumed.
+"""The folder of a comparison, which can be resumed, extended and joined with others.
 
-settings.json           settings of all mechanisms, and the options of each
-runs/longformer/        a run folder like any other: mtkit translate --run mtkit-compare/runs/longformer
-results/longformer.json written last: the mechanism's scores, or the reason why it failed
-logs/longformer.log     output of training and decoding
-compare.md, compare.json, compare.png, compare-speed.png
+study.json           what is compared: the common settings, the entries, seeds, search
+data/copy/           prepared data of the built-in tasks
+trials/NAME.json     the settings of a trial, written before it starts
+runs/NAME/           its run, like any other: mtkit translate --run mtkit-compare/runs/NAME
+logs/NAME.log        its output
+results/NAME.json    written last: its row of results, or the reason why it failed
+results/NAME.safetensors  the statistics of every segment, for intervals and tests
+results.jsonl        all rows
+compare.md, compare.csv, compare.tex, pictures
+
+NAME is `task.entry.point.seed-1`, as in `copy.band-window_radius-16.peak_rate-0.003.seed-1`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NotRequired
 
+import numpy as np
+import torch
 from typing_extensions import TypedDict
 
-from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
-from mtkit.recipe import Recipe, differences, make_recipe
-from mtkit.storage.files import check_regular, inside, write_json
-from mtkit.storage.records import Count, read_stored, stored
+from mtkit.experiments.entries import Entry
+from mtkit.experiments.study import Study, StudySettings
+from mtkit.experiments.trials import Trial
+from mtkit.recipe import differences
+from mtkit.storage.files import check_regular, inside, json_text, write_json, write_tensors, write_text, writing
+from mtkit.storage.records import Count, read_stored, read_stored_lines, stored
+from mtkit.storage.weights import read_tensors
 
-FORMAT = 1
+FORMAT = 2
 """Version of the folder's layout; other versions raise an error."""
 
-OUTPUTS = ("compare.md", "compare.json", "compare.png", "compare-speed.png")
-"""Names of the output files."""
 
-OWN = {"attention", "promises"}
-"""Recipe sections that are not common to all mechanisms, or do not affect the comparison."""
+@stored
+class _Entry(TypedDict):
+    name: str
+    settings: dict[str, Any]
 
 
 @stored
-class _Settings(TypedDict):
-    """Content of settings.json: the settings of all mechanisms."""
+class _Study(TypedDict):
+    """Content of study.json."""
 
     format: int
-    recipe: dict[str, Any]
-    data: str
-    device: str
-    threads: Count
-    attentions: dict[str, dict[str, Any]]
+    base: dict[str, Any]
+    entries: list[_Entry]
+    settings: dict[str, Any]
 
 
 @stored
-class _Bleu(TypedDict):
-    value: float
-    low: float
-    high: float
-    signature: str
+class _Trial(TypedDict):
+    """Content of trials/NAME.json, and the first keys of a row."""
+
+    format: int
+    trial: str
+    entry: str
+    task: str | None
+    seed: int
+    stage: str
+    point: dict[str, Any]
+    recipe: dict[str, Any]
+    data: str
 
 
 @stored
 class _Training(TypedDict):
     updates: Count
+    tokens: Count
+    seconds: float
     tokens_per_second: float
     precision: NotRequired[str]
 
@@ -63,13 +82,14 @@ class _Decoding(TypedDict):
 
 
 @stored
-class _Scored(TypedDict):
-    """Result of a mechanism that was trained and scored."""
+class _Measured(_Trial):
+    """Row of a trial that was trained and scored."""
 
-    attention: str
-    bleu: _Bleu
-    doubt: NotRequired[str]
+    family: str | None
     side: str
+    scores: dict[str, dict[str, dict[str, Any]]]
+    valid: dict[str, Any]
+    curve: list[dict[str, Any]]
     training: _Training
     decoding: _Decoding
     parameters: Count
@@ -77,14 +97,13 @@ class _Scored(TypedDict):
 
 
 @stored
-class _Failed(TypedDict):
-    """Result of a mechanism that failed, with the reason."""
+class _Failed(_Trial):
+    """Row of a trial that failed, with the reason."""
 
-    attention: str
     failed: str
 
 
-_RESULT: Any = _Failed | _Scored
+_ROW: Any = _Failed | _Measured
 
 
 class Folder:
@@ -94,7 +113,7 @@ class Folder:
         self.path = path
 
     def run(self, name: str) -> Path:
-        """Return the run folder of a mechanism."""
+        """Return the run folder of a trial."""
         return inside(self.path, "runs", name)
 
     @property
@@ -103,107 +122,162 @@ class Folder:
         return self.path / "logs"
 
     def log(self, name: str) -> Path:
-        """Return the log file of a mechanism's process."""
+        """Return the log file of a trial's process."""
         return inside(self.path, "logs", f"{name}.log")
 
-    def outputs(self) -> list[Path]:
-        """Return the paths of the output files: a table, the same as JSON, and two plots."""
-        return [inside(self.path, name) for name in OUTPUTS]
+    def lock(self, name: str) -> Path:
+        """Return the lock that a trial's process holds."""
+        return inside(self.path, "logs", f"{name}.lock")
 
-    def open(self, entries: Mapping[str, Recipe], prepared: Prepared, *, device: str, threads: int) -> None:
-        """Make the folder, or check that its comparison has the same settings and data; mechanisms may be added.
+    def exists(self) -> bool:
+        """Return whether it has a study."""
+        return self._study_path.exists()
 
-        Raises: MtkitError with the settings that differ.
+    def open(self, study: Study) -> None:
+        """Make the folder, or add entries and seeds to its study.
+
+        Raises: MtkitError if it is not the folder of a comparison, or has other common settings.
         """
-        attentions = {name: recipe.attention.options for name, recipe in entries.items()}
-        common = next(iter(entries.values())).model_dump(mode="json", exclude=OWN)
-        settings = {
-            "format": FORMAT,
-            "recipe": common,
-            "data": prepared.fingerprint,
-            "device": device,
-            "threads": threads,
-            "attentions": attentions,
-        }
-        if self._settings_path.exists():
-            previous = self.settings()
-            changed = _changed(previous, settings)
-            if changed:
+        entries = {entry.name: dict(entry.settings) for entry in study.entries}
+        seeds: tuple[int, ...] = ()
+        if self._study_path.exists():
+            previous = self.study()
+            self._refuse(_changed(dict(previous.base), dict(study.base)))
+            before = {entry.name: dict(entry.settings) for entry in previous.entries}
+            for name in before.keys() & entries.keys():
+                self._refuse(differences(before[name], entries[name], name))
+            entries = before | entries
+            seeds = previous.seeds
+            if study.settings.search is not None and study.seeds[0] != seeds[0]:
                 raise MtkitError(
-                    f"the comparison in {self.path} was started with other settings ({'; '.join(changed)}); "
-                    "use the same settings to resume it, or choose another --out"
+                    f"the comparison in {self.path} searches with seed {seeds[0]}; give that seed first, or choose "
+                    "another --out"
                 )
-            settings["attentions"] = previous["attentions"] | attentions
-        elif foreign := [each for each in ("runs", "results", "logs", *OUTPUTS) if (self.path / each).exists()]:
+        elif foreign := [each for each in ("runs", "results", "logs", "settings.json") if (self.path / each).exists()]:
             raise MtkitError(
-                f"{self.path / foreign[0]} exists, but {self.path} is not the folder of a comparison: it has no "
-                "settings.json; choose another --out"
+                f"{self.path / foreign[0]} exists, but {self.path} is not the folder of a comparison of this version: "
+                "it has no study.json; choose another --out"
             )
-        self.outputs()  # raises for a link before any work is done
-        write_json(self._settings_path, settings)
-
-    def settings(self) -> dict[str, Any]:
-        """Read settings.json. Raises: MtkitError if it is damaged or has another version."""
-        if self._settings_path.exists():
-            check_regular(self.path)
-        settings = read_stored(self._settings_path, _Settings, "choose another --out", version=FORMAT)
-        recipe = make_recipe(settings["recipe"], origin=str(self._settings_path))
-        return {**settings, "recipe": recipe.model_dump(mode="json", exclude=OWN)}
-
-    def recipe(self, name: str) -> Recipe:
-        """Return the complete recipe of a mechanism."""
-        settings = self.settings()
-        if name not in settings["attentions"]:
-            raise MtkitError(f"{self._settings_path} has no mechanism {name}; choose another --out")
-        attention = {"name": name, "options": settings["attentions"][name]}
-        return make_recipe(settings["recipe"] | {"attention": attention}, origin=str(self._settings_path))
-
-    def result(self, name: str) -> dict[str, Any] | None:
-        """Read the result of a mechanism; None if there is none or its file is damaged."""
-        path = self._result_path(name)
-        return _read(path) if path.exists() else None
-
-    def results(self) -> list[dict[str, Any]]:
-        """Return all results, including failures, with the mechanisms' options: best BLEU first, failures last."""
-        loaded = (_read(path) for path in sorted((self.path / "results").glob("*.json")))
-        options = self.settings()["attentions"] if self._settings_path.exists() else {}
-        return sorted(
-            ({**result, "options": options.get(result["attention"], {})} for result in loaded if result is not None),
-            key=lambda result: -result["bleu"]["value"] if "bleu" in result else 1,
+        write_json(
+            self._study_path,
+            {
+                "format": FORMAT,
+                "base": dict(study.base),
+                "entries": [{"name": name, "settings": settings} for name, settings in entries.items()],
+                "settings": study.settings.model_dump(mode="json", exclude={"entries"})
+                | {"seeds": list(dict.fromkeys([*seeds, *study.seeds]))},
+            },
         )
 
-    def keep(self, name: str, **result: Any) -> None:
-        """Write the result of a mechanism."""
-        write_json(self._result_path(name), {"attention": name, **result})
+    def study(self) -> Study:
+        """Read study.json. Raises: MtkitError if it is damaged or has another version."""
+        if self._study_path.exists():
+            check_regular(self.path)
+        content = read_stored(self._study_path, _Study, "choose another --out", version=FORMAT)
+        settings = StudySettings.model_validate(content["settings"])
+        return Study(content["base"], tuple(Entry(**entry) for entry in content["entries"]), settings)
 
-    def fail(self, name: str, reason: str) -> None:
-        """Write why a mechanism failed; the next run of the comparison tries it again."""
-        self.keep(name, failed=" ".join(reason.split()))
+    def add(self, trial: Trial, data: str) -> None:
+        """Write the settings of a trial, to be trained on prepared data with the fingerprint `data`.
+
+        Raises: MtkitError if the folder has the trial with other settings or data.
+        """
+        self.check(trial, data)
+        values = asdict(trial)
+        content = {"format": FORMAT, "trial": values.pop("name"), **values, "data": data}
+        write_json(self._trial_path(trial.name), content)
+
+    def check(self, trial: Trial, data: str) -> None:
+        """Raise MtkitError if the folder has the trial with other settings or other prepared data."""
+        if self._trial_path(trial.name).exists():
+            previous = self.trial(trial.name)
+            changed = _changed(previous["recipe"], trial.recipe)
+            self._refuse(changed if previous["data"] == data else [*changed, "the prepared data differs"])
+
+    def _refuse(self, changed: Sequence[str]) -> None:
+        if changed:
+            raise MtkitError(
+                f"the comparison in {self.path} was started with other settings ({'; '.join(changed)}); "
+                "use the same settings to resume it, or choose another --out"
+            )
+
+    def trial(self, name: str) -> dict[str, Any]:
+        """Read the settings of a trial. Raises: MtkitError if there is none or it is damaged."""
+        return dict(read_stored(self._trial_path(name), _Trial, "choose another --out", version=FORMAT))
+
+    def begun(self) -> list[dict[str, Any]]:
+        """Read the settings of all trials that were started or are about to be."""
+        return [self.trial(path.stem) for path in sorted((self.path / "trials").glob("*.json"))]
+
+    def row(self, name: str) -> dict[str, Any] | None:
+        """Read the row of a trial; None if there is none or its file is damaged."""
+        path = self._row_path(name)
+        return _read(path) if path.exists() else None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all rows, including failures, in the order of the entries, then of their trials' names."""
+        loaded = (_read(path) for path in sorted((self.path / "results").glob("*.json")))
+        rows = [row for row in loaded if row is not None]
+        if not self._study_path.exists():
+            return rows
+        order = {entry.name: place for place, entry in enumerate(self.study().entries)}
+        return sorted(rows, key=lambda row: order.get(row["entry"], len(order)))
+
+    def statistics(self, name: str) -> dict[str, np.ndarray]:
+        """Read the sufficient statistics of a trial's segments: {"test/BLEU": (segments, numbers)}.
+
+        Raises: MtkitError if the file is missing or damaged.
+        """
+        return {key: tensor.numpy() for key, tensor in read_tensors(self._statistics_path(name)).items()}
+
+    def keep(self, name: str, statistics: Mapping[str, np.ndarray] | None = None, **measured: Any) -> None:
+        """Write the row of a trial: its settings and what was measured, and the statistics of its segments."""
+        if statistics is not None:
+            with writing(self._statistics_path(name)) as temporary:
+                write_tensors(temporary, {key: torch.tensor(rows) for key, rows in statistics.items()})
+        write_json(self._row_path(name), {**self.trial(name), **measured})
+
+    def fail(self, name: str, reason: str, **measured: Any) -> None:
+        """Write why a trial failed; the next run of the comparison tries it again."""
+        self.keep(name, failed=" ".join(reason.split()), **measured)
 
     def forget(self, name: str) -> None:
-        """Remove the result of a mechanism."""
-        self._result_path(name).unlink(missing_ok=True)
+        """Remove the row of a trial."""
+        self._row_path(name).unlink(missing_ok=True)
+
+    def write_rows(self) -> Path:
+        """Write results.jsonl, with a line for each trial; return its path."""
+        path = inside(self.path, "results.jsonl")
+        write_text(path, "".join(f"{json_text(row)}\n" for row in self.rows()))
+        return path
 
     @property
-    def _settings_path(self) -> Path:
-        return inside(self.path, "settings.json")
+    def _study_path(self) -> Path:
+        return inside(self.path, "study.json")
 
-    def _result_path(self, name: str) -> Path:
+    def _trial_path(self, name: str) -> Path:
+        return inside(self.path, "trials", f"{name}.json")
+
+    def _row_path(self, name: str) -> Path:
         return inside(self.path, "results", f"{name}.json")
 
+    def _statistics_path(self, name: str) -> Path:
+        return inside(self.path, "results", f"{name}.safetensors")
 
-def _changed(previous: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    old, new = ({**settings, "recipe": {**settings["recipe"], "data": None}} for settings in (previous, now))
-    # mechanisms may be added; the options of the others must be the same
-    old["attentions"] = {name: old["attentions"].get(name, new["attentions"][name]) for name in new["attentions"]}
-    same_data = old.pop("data") == new.pop("data")
-    changed = [line.removeprefix("recipe.") for line in differences(old, new)]
-    return changed if same_data else [*changed, "the prepared data differs"]
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a results.jsonl. Raises: MtkitError with the line of a damaged row."""
+    return list(read_stored_lines(path, _ROW, "write it again with `mtkit compare`"))
+
+
+def _changed(previous: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """List the settings that differ; data is compared by its fingerprint, because its folder may move."""
+    return differences({**previous, "data": None}, {**now, "data": None})
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Read a result; None if it is damaged, so that it is computed again."""
+    """Read a row; None if it is damaged, so that it is computed again."""
     try:
-        return dict(read_stored(path, _RESULT, "it is computed again"))
+        return dict(read_stored(path, _ROW, "it is computed again"))
     except MtkitError:
         return None

@@ -1,112 +1,191 @@
-"""Output of a comparison: a table on the terminal or in Markdown, and JSON."""
+"""Output of a comparison: its table on the terminal, in Markdown, CSV and LaTeX, each with what all rows share."""
 
-import platform
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
+import csv
+import io
+from collections.abc import Callable, Sequence
 
 from mtkit import terminal
-from mtkit.memory import in_words
-from mtkit.version import __version__
+from mtkit.evaluation.seeds import INTERVALS, ONE_SEED, ONE_SEED_TESTS, TESTS
+from mtkit.experiments.rows import Row
+from mtkit.experiments.study import LIMITS, Study
+from mtkit.experiments.table import Line, Table
 
-HEAD = (
-    "attention", "BLEU", "95% interval", "training tokens/s", "decoding tokens/s", "segments/s", "peak memory",
-    "parameters", "updates",
-)  # fmt: skip
-LEFT = frozenset({0, len(HEAD)})
-"""Left-aligned columns: name and note."""
-
-Results = Sequence[Mapping[str, Any]]
-"""Results of `Folder.results`."""
-
-
-def table(settings: Mapping[str, Any], results: Results) -> str:
-    """Return the table, with the caption above it."""
-    return "\n".join([caption(settings, results), "", terminal.aligned(_rows(results), left=LEFT)])
+UNITS = {
+    "max_updates": "updates",
+    "max_epochs": "epochs",
+    "max_minutes": "minutes",
+    "max_tokens": "tokens",
+    "max_flops": "FLOPs",
+}
 
 
-def markdown(settings: Mapping[str, Any], results: Results) -> str:
+def text(study: Study, table: Table, rows: Sequence[Row]) -> str:
+    """Return the table for a terminal, with the caption above it."""
+    return _written(study, table, rows, lambda cells, left: terminal.aligned(cells, left=left), "")
+
+
+def markdown(study: Study, table: Table, rows: Sequence[Row]) -> str:
     """Return the caption and the table in Markdown."""
-    return "\n".join([caption(settings, results), "", terminal.markdown(_rows(results), left=LEFT), ""])
+    return _written(study, table, rows, lambda cells, left: terminal.markdown(cells, left=left), "### ") + "\n"
 
 
-def as_object(settings: Mapping[str, Any], results: Results) -> dict[str, Any]:
-    """Return settings and results as a JSON object, with unrounded numbers, in the order of the table."""
-    return {
-        "mtkit": __version__,
-        "torch": torch.__version__,
-        "hardware": _hardware(settings),
-        "settings": dict(settings),
-        "results": list(results),
-    }
+def csv_text(table: Table) -> str:
+    """Return the table with unrounded numbers as CSV, with a line per entry and task."""
+    records, output = table.records(), io.StringIO()
+    writer = csv.DictWriter(output, list(records[0]) if records else ["entry"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return output.getvalue()
 
 
-def row_name(result: Mapping[str, Any]) -> str:
-    """Return the mechanism with its options, as in `longformer window_radius=8`."""
-    return " ".join([result["attention"], *(f"{key}={value}" for key, value in result.get("options", {}).items())])
+def latex(study: Study, table: Table, rows: Sequence[Row]) -> str:
+    r"""Return the table as a LaTeX `table` per task, for the packages booktabs and graphicx."""
+    parts = []
+    for task in table.tasks:
+        cells, left = _cells(table, table.of_task(task))
+        head, *body = [[_escaped(cell) for cell in line] for line in cells]
+        columns = "".join("l" if place in left else "r" for place in range(len(head)))
+        lines = [
+            r"\begin{table}",
+            r"\centering",
+            r"\resizebox{\linewidth}{!}{%",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            *(" & ".join(line) + r" \\" for line in [head]),
+            r"\midrule",
+            *(" & ".join(line) + r" \\" for line in body),
+            r"\bottomrule",
+            r"\end{tabular}}",
+            rf"\caption{{{_escaped(' '.join(filter(None, [task and f'{task}:', caption(study, table, rows)])))}}}",
+            r"\end{table}",
+        ]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
 
 
-def caption(settings: Mapping[str, Any], results: Results) -> str:
-    """Return the common settings of all rows in one line, with the first warning if there is one."""
-    recipe = settings["recipe"]
-    training, decoding = recipe["training"], recipe["decoding"]
-    units = {"max_updates": "updates", "max_epochs": "epochs", "max_minutes": "minutes"}
-    limits = [f"{training[name]:,.10g} {unit}" for name, unit in units.items() if training[name]]
-    method = f"beam {decoding['beam']}" if decoding["method"] == "beam" else decoding["method"]
+def caption(study: Study, table: Table, rows: Sequence[Row]) -> str:
+    """Return what all lines share, how intervals and tests are made, and the first warning if there is one."""
+    good = [row for line in table.lines for row in line.rows]
+    recipe = study.recipe(study.entries[0])
+    training, decoding = recipe.training, recipe.decoding
+    limits = [f"{value:,.10g} {UNITS[name]}" for name in LIMITS if (value := getattr(training, name, None))]
+    method = f"beam {decoding.beam}" if decoding.method == "beam" else decoding.method
     parts = [
-        f"preset {recipe['preset']}",
-        f"seed {recipe['seed']}",
+        f"Preset {recipe.preset}",
         f"until {' or '.join(limits) or 'patience ends'}",
-        f"{training['batch_tokens']:,} tokens per batch",
-        *_precisions(results),
+        f"{training.batch_tokens:,} tokens per batch",
+        *_precisions(good),
         method,
-        _hardware(settings),
-        *sorted({entry["bleu"]["signature"] for entry in results if "bleu" in entry}),
+        *sorted({row["hardware"] for row in good}),
+        *_signatures(good),
     ]
-    sides = {entry["side"] for entry in results if "side" in entry}
-    if sides == {"valid"}:
+    if {row["side"] for row in good} == {"valid"}:
         parts.append("scored on the validation side")
-    doubts = [f"{entry['attention']}: {entry['doubt']}" for entry in results if "doubt" in entry]
-    return "; ".join([", ".join(parts), *doubts[:1]])
+    seeds = max((len(line.rows) for line in table.lines), default=0)
+    sentences = [", ".join(parts) + ".", *_searched(study, rows)]
+    if study.settings.match is not None:
+        what = "parameters" if study.settings.match == "parameters" else "training FLOPs per token"
+        sentences.append(f"The feed-forward widths are set so that all models have the first entry's {what} within 1%.")
+    if good:
+        sentences.append(INTERVALS if seeds > 1 else ONE_SEED)
+    if any(line.tests for line in table.lines):
+        sentences.append(TESTS if seeds > 1 else ONE_SEED_TESTS)
+    if any(line.shared for line in table.lines):
+        sentences.append("* Timed while other trials ran on the same machine.")
+    doubts = [f"{row['entry']}: {row['doubt']}." for row in good if "doubt" in row]
+    return " ".join([*sentences, *doubts[:1]])
 
 
-def _rows(results: Results) -> list[list[str]]:
-    """Return head and cells; the column of notes only if a mechanism failed."""
-    failures = any("failed" in entry for entry in results)
-    rows = [[*HEAD, "note"]]
-    for entry in results:
-        if "failed" in entry:
-            rows.append([row_name(entry), *("-" * (len(HEAD) - 1)), f"failed: {entry['failed']}"])
-            continue
-        bleu, training, decoding = entry["bleu"], entry["training"], entry["decoding"]
-        rows.append(
-            [
-                row_name(entry),
-                f"{bleu['value']:.2f}",
-                f"{bleu['low']:.2f} to {bleu['high']:.2f}",
-                f"{training['tokens_per_second']:,.0f}",
-                f"{decoding['tokens_per_second']:,.0f}",
-                f"{decoding['segments_per_second']:,.1f}",
-                in_words(entry["peak_bytes"]),
-                f"{entry['parameters']:,}",
-                f"{training['updates']:,}",
-                "",
-            ]
-        )
-    return rows if failures else [row[:-1] for row in rows]
+Layout = Callable[[list[list[str]], list[int]], str]
 
 
-def _precisions(results: Results) -> list[str]:
-    """Return the precisions of training, with the names of the mechanisms if there are several precisions."""
-    names: dict[str, list[str]] = {}
-    for entry in results:
-        if precision := entry.get("training", {}).get("precision"):
-            names.setdefault(precision, []).append(entry["attention"])
-    return [f"{entry} ({', '.join(names[entry])})" if len(names) > 1 else entry for entry in sorted(names)]
+def _written(study: Study, table: Table, rows: Sequence[Row], layout: Layout, heading: str) -> str:
+    parts = [caption(study, table, rows)]
+    for task in table.tasks:
+        parts += [f"{heading}{task}"] if task is not None else []
+        parts.append(layout(*_cells(table, table.of_task(task))))
+    return "\n\n".join(parts)
 
 
-def _hardware(settings: Mapping[str, Any]) -> str:
-    if settings["device"].startswith("cuda") and torch.cuda.is_available():
-        return torch.cuda.get_device_name(settings["device"])
-    return f"{settings['device']} ({platform.machine()}), {settings['threads']} thread(s)"
+def _cells(table: Table, lines: Sequence[Line]) -> tuple[list[list[str]], list[int]]:
+    """Return head and cells of a task's lines, and the left-aligned columns.
+
+    The first score has its standard deviation if there are several seeds, its interval, and the p-value.
+    """
+    several = any(len(line.rows) > 1 for line in lines)
+    tests, failures = any(line.tests for line in lines), any(line.failed for line in lines)
+    searched = any(line.rows and line.rows[0]["point"] for line in lines)
+    head, left = ["entry"], [0]
+    if searched:
+        left.append(len(head))
+        head.append("chosen")
+    head += ["seeds"] if several else []
+    for column in table.columns:
+        head.append(column.title)
+        if column.key == table.primary:
+            head += [*(["sd"] if several else []), "95% interval", *(["p"] if tests else [])]
+    if failures:
+        left.append(len(head))
+        head.append("failed")
+    cells = [head]
+    for line in lines:
+        row = [line.entry]
+        if searched:
+            points = line.rows[0]["point"] if line.rows else {}
+            row.append(" ".join(f"{key.rpartition('.')[2]}={value}" for key, value in points.items()))
+        row += [str(len(line.rows))] if several else []
+        for column in table.columns:
+            summary = line.values.get(column.key)
+            star = "*" if line.shared and column.timed else ""
+            row.append("-" if summary is None else column.text(summary.mean) + star)
+            if column.key == table.primary:
+                sd = None if summary is None else summary.sd
+                row += [("-" if sd is None else column.text(sd))] if several else []
+                known = summary is not None and summary.low is not None and summary.high is not None
+                row.append(f"{column.text(summary.low)} to {column.text(summary.high)}" if known else "-")  # type: ignore[union-attr, arg-type]
+                row += [_p(line.tests[column.key].p_holm) if column.key in line.tests else "-"] if tests else []
+        row += [line.failed] if failures else []
+        cells.append(row)
+    return cells, left
+
+
+def _p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _precisions(rows: Sequence[Row]) -> list[str]:
+    """Return the precisions of training, with the names of the entries if there are several precisions."""
+    names: dict[str, dict[str, None]] = {}
+    for row in rows:
+        names.setdefault(row["training"].get("precision", ""), {})[row["entry"]] = None
+    return [f"{each} ({', '.join(names[each])})" if len(names) > 1 else each for each in sorted(names) if each]
+
+
+def _signatures(rows: Sequence[Row]) -> list[str]:
+    """Return the signature of the first metric."""
+    found = [next(iter(row["scores"][row["side"]].values()))["signature"] for row in rows]
+    return sorted(set(found))
+
+
+def _searched(study: Study, rows: Sequence[Row]) -> list[str]:
+    """Return a sentence about the search, with the number of its trials."""
+    search = study.settings.search
+    if search is None:
+        return []
+    stage = "search" if search.share < 1 else "final"
+    tried = [row for row in rows if row["stage"] == stage and row["seed"] == study.seeds[0]]
+    failed = sum("failed" in row for row in tried)
+    budget = f" with {search.share:.0%} of the budget" if search.share < 1 else ""
+    per = len(tried) / max(len({(row["entry"], row.get("task")) for row in tried}), 1)
+    settings = ", ".join(search.settings)
+    return [
+        f"{settings}: the best of {per:g} trials per entry{budget}, chosen by the validation score of seed "
+        f"{study.seeds[0]} ({search.method} search, {len(tried)} trials{f', {failed} failed' if failed else ''})."
+    ]
+
+
+def _escaped(text: str) -> str:
+    """Return text with LaTeX's special characters escaped."""
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$"}
+    special |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    return "".join(special.get(letter, letter) for letter in text)

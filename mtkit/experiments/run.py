@@ -1,119 +1,217 @@
-"""Child process of a comparison, which trains, translates and scores one mechanism.
+"""Child process of a comparison, which trains, translates and scores one trial.
 
-`python -m mtkit.experiments.run FOLDER NAME`, as `mtkit.experiments.compare` starts it. Each mechanism has its own
-process, so that its peak memory can be measured.
+`python -m mtkit.experiments.run FOLDER TRIAL [--threads N] [--device D] [--shared]`, as `mtkit.experiments.compare`
+starts it. Each trial has its own process, so that its peak memory can be measured.
 """
 
+import argparse
 import os
+import platform
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+import numpy as np
 import torch
 from filelock import FileLock
 from typing_extensions import TypedDict
 
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.decoding.files import translate_side
-from mtkit.decoding.held_out import held_out
+from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.translator import Translator
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
-from mtkit.evaluation.scores import doubt, score_corpus
+from mtkit.evaluation.scores import doubt, named_metrics, told_apart, with_intervals
+from mtkit.evaluation.statistics import gather
+from mtkit.experiments.entries import family
 from mtkit.experiments.folder import Folder
+from mtkit.experiments.study import trial_recipe
 from mtkit.memory import peak_bytes
 from mtkit.process import keep_freed_memory
+from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.storage.files import inside, write_json
 from mtkit.storage.records import Count, read_stored
 from mtkit.training.loop import train
+from mtkit.training.metrics import read_metrics
 from mtkit.training.precision import Precision
 from mtkit.training.progress import Progress
+from mtkit.version import __version__
+
+LENGTHS = (100, 1_000)
+"""Target tokens after which the decoding state is measured."""
 
 
 def main() -> int:
-    """Run the mechanism and return the exit status: 0 if there is a result, even the result of a failure."""
-    folder, name = Folder(Path(sys.argv[1])), sys.argv[2]
+    """Run the trial and return the exit status: 0 if there is a row, even the row of a failure."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("trial")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--shared", action="store_true")
+    given = parser.parse_args()
+    folder, name = Folder(given.folder), given.trial
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     keep_freed_memory()
-    torch.set_num_threads(folder.settings()["threads"])
+    torch.set_num_threads(given.threads)
+    machine: dict[str, Any] = {"threads": given.threads, "shared": given.shared, "hardware": "", "device": given.device}
     try:
         # the child of a killed comparison may still write its checkpoint: the lock waits until it has ended
-        with FileLock(inside(folder.log(name).parent, f"{name}.lock")):
-            return compare_one(folder, name)
+        with FileLock(folder.lock(name)):
+            if "failed" not in (folder.row(name) or {"failed": ""}):
+                return 0  # another process has finished it
+            device = find_device(given.device)
+            machine |= {"hardware": _hardware(device), "device": str(device)}
+            return run_trial(folder, name, device, machine)
     except MtkitError as error:
-        folder.fail(name, str(error))
-    except Exception as error:  # one mechanism's bug must not stop the others; its traceback is in the log
+        folder.fail(name, str(error), **machine)
+    except Exception as error:  # one trial's bug must not stop the others; its traceback is in the log
         traceback.print_exc()
-        folder.fail(name, f"{type(error).__name__}: {error}")
+        folder.fail(name, f"{type(error).__name__}: {error}", **machine)
     return 0
 
 
-def compare_one(folder: Folder, name: str) -> int:
-    """Train, translate, score and write the result. Return 0, or 128 + the signal that stopped the training.
+def run_trial(folder: Folder, name: str, device: torch.device, machine: Mapping[str, Any]) -> int:
+    """Train, translate, score and write the row, with the keys of `machine`.
+
+    Return 0, or 128 + the signal that stopped the training.
 
     Raises: MtkitError and other errors of training and decoding.
     """
-    recipe, settings = folder.recipe(name), folder.settings()
+    begin, trial = monotonic(), folder.trial(name)
+    recipe = trial_recipe(trial["recipe"], name)
     prepared = open_prepared(recipe.data.folder)
-    device = find_device(settings["device"])
+    if prepared.fingerprint != trial["data"]:
+        raise MtkitError(f"the prepared data in {prepared.folder} has changed since the comparison was started")
     outcome = train(
         recipe,
         prepared,
         folder.run(name),
-        command=["mtkit", "compare", "--attention", name, "--out", str(folder.path)],
+        command=["mtkit", "compare", "--out", str(folder.path)],
         device=str(device),
         say=lambda line: print(line, flush=True),
     )
-    cost = inside(folder.run(name), "cost.json")
-    previous_peak = _peak_before(cost) if cost.exists() else 0
-    if outcome.trained or not cost.exists():  # after a resume: the maximum over all processes
-        write_json(cost, {"peak_bytes": max(previous_peak, peak_bytes(device))})
+    run, cost = Run(folder.run(name)), inside(folder.run(name), "cost.json")
+    before = _cost_before(cost)
+    peak, seconds = before["peak_bytes"], before["seconds"]
+    if outcome.trained or not cost.exists():  # after a resume: over all processes
+        peak, seconds = max(peak, peak_bytes(device)), seconds + monotonic() - begin
+        write_json(cost, {"peak_bytes": peak, "seconds": seconds})
     if outcome.signal is not None:
         return 128 + outcome.signal
     print("decoding", flush=True)
-    result = _translate(Run(folder.run(name)), prepared, device)
-    peak = max(peak_bytes(device), _peak_before(cost))
-    training = _training(outcome.progress, outcome.limit) | {"precision": _precision(Run(folder.run(name)), device)}
-    folder.keep(name, **result, training=training, peak_bytes=peak)
+    begin = monotonic()
+    translated, statistics = _translate(run, recipe, prepared, device, _sides(folder, trial, prepared))
+    seconds += monotonic() - begin
+    folder.keep(
+        name,
+        statistics,
+        family=family(run.recipe),
+        **translated,
+        **_validations(run),
+        training=_training(outcome.progress, outcome.limit) | {"precision": _precision(run, device)},
+        **_costs(run, prepared),
+        peak_bytes=max(peak, peak_bytes(device)),
+        minutes=seconds / 60,
+        **machine,
+        mtkit=__version__,
+        torch=torch.__version__,
+    )
     return 0
 
 
 class _Cost(TypedDict):
-    """Content of cost.json: peak memory in bytes."""
+    """Content of cost.json: peak memory in bytes, and seconds of all processes so far."""
 
     peak_bytes: Count
+    seconds: float
 
 
-def _peak_before(cost: Path) -> int:
-    return read_stored(cost, _Cost, "delete it, and the same command resumes the comparison")["peak_bytes"]
+def _cost_before(cost: Path) -> _Cost:
+    if not cost.exists():
+        return {"peak_bytes": 0, "seconds": 0.0}
+    return read_stored(cost, _Cost, "delete it, and the same command resumes the comparison")
 
 
-def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, Any]:
-    """Translate the test side with the recipe's settings. Return scores, speed and number of parameters."""
-    recipe, side = run.recipe, held_out(prepared)
+def _sides(folder: Folder, trial: Mapping[str, Any], prepared: Prepared) -> list[str | None]:
+    """Return the names of the test sides to translate; None is the first one, or the validation side without any."""
+    if named := folder.study().settings.sides:
+        return list(named)
+    return list(prepared.tests) if trial["task"] and prepared.tests else [None]
+
+
+def metrics_of(recipe: Recipe) -> tuple[str, ...]:
+    """Return the metrics of a comparison: those that the recipe sets, else BLEU, chrF and exact match."""
+    if "metrics" in recipe.scoring.model_fields_set:
+        return tuple(recipe.scoring.metrics)
+    return ("BLEU", "chrF", "exact")
+
+
+def _translate(
+    run: Run, recipe: Recipe, prepared: Prepared, device: torch.device, sides: list[str | None]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Translate the sides with the recipe's settings. Return a part of the row, and statistics by side and metric."""
+    scores, rows = {}, dict[str, np.ndarray]()
     translator = Translator([run], recipe.decoding, device=str(device), forks=True)
-    translations, speed, _ = translate_side(translator, side, joined=True)
-    hypotheses, references = [candidates[0].text for candidates in translations], [side.references]
-    (bleu,) = score_corpus(
-        hypotheses,
-        references,
-        metrics=("BLEU",),
-        tokenize=recipe.scoring.tokenize,
-        lowercase=recipe.scoring.lowercase,
-        languages=side.target_languages,
-    )
-    warning = doubt([bleu], hypotheses, references)
+    about: dict[str, Any] = {}
+    for name in sides:
+        side = held_out(prepared, name)
+        translations, speed, _ = translate_side(translator, side, joined=True)
+        scores[side.name], statistics, warning = _score(recipe, side, [best.text for best, *_ in translations])
+        rows |= {f"{side.name}/{metric}": found for metric, found in statistics.items()}
+        if not about:  # speed and doubts are of the first side
+            about = {"side": side.name, "decoding": {**speed.numbers(), "segments": speed.segments}}
+            about |= {} if warning is None else {"doubt": warning}
+    parameters = sum(parameter.numel() for parameter in translator.model.parameters())
+    checkpoint = translator.about["checkpoint"]
+    return {"scores": scores, **about, "checkpoint": checkpoint, "parameters": parameters}, rows
+
+
+def _score(
+    recipe: Recipe, side: HeldOut, hypotheses: list[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, np.ndarray], str | None]:
+    """Return scores and statistics of a side by metric, and a warning if the tokenizer does not fit the text."""
+    references = [side.references]
+    languages, kinds = told_apart(side.target_languages or [None] * len(hypotheses))
+    scoring = recipe.scoring
+    metrics = named_metrics(metrics_of(recipe), languages, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
+    statistics = gather(metrics, hypotheses, references, kinds=kinds)
+    scores = with_intervals([statistics])[0][0]
+    found = {
+        score.name: {"value": score.value, "low": score.low, "high": score.high, "signature": score.signature}
+        for score in scores
+    }
+    return found, {each.name: each.rows for each in statistics}, doubt(scores, hypotheses, references)
+
+
+def _validations(run: Run) -> dict[str, Any]:
+    """Return the best validation, and the learning curve: a point per validation."""
+    curve = []
+    for line in read_metrics(run.folder / "metrics.jsonl"):
+        if line["kind"] == "validation":
+            names = dict.fromkeys(("update", "tokens", "nll", "bleu", line["best_by"], "best_by"))
+            kept = {name: line[name] for name in names if name in line}
+            curve.append({**kept, "seconds": line["training_seconds"]})
+    best = int(run.checkpoint("best").name.rpartition("-")[2])
+    return {"valid": next((point for point in curve if point["update"] == best), {}), "curve": curve}
+
+
+def _costs(run: Run, prepared: Prepared) -> dict[str, Any]:
+    """Return the counted costs of the model: training FLOPs per target token, bytes of decoding state."""
+    from mtkit.experiments.cost import state_bytes
+    from mtkit.training.flops import flops_per_token
+
+    model = run.load_model()
     return {
-        **({} if warning is None else {"doubt": warning}),
-        "bleu": {"value": bleu.value, "low": bleu.low, "high": bleu.high, "signature": bleu.signature},
-        "side": side.name,
-        "checkpoint": translator.about["checkpoint"],
-        "decoding": {**speed.numbers(), "segments": speed.segments},
-        "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
+        "flops_per_token": flops_per_token(run.recipe, prepared),
+        "state_bytes": {str(length): state_bytes(model, length) for length in LENGTHS},
     }
 
 
@@ -130,6 +228,12 @@ def _training(progress: Progress, limit: str | None) -> dict[str, Any]:
         "tokens_per_second": progress.tokens / max(progress.training_seconds, 1e-9),
         "limit": limit,
     }
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device} ({platform.machine()}), {torch.get_num_threads()} thread(s)"
 
 
 def _stop_without_parent() -> None:

@@ -8,5 +8,6 @@ from mtkit.recipe.recipe import load_recipe as load_recipe
 from mtkit.recipe.recipe import make_recipe as make_recipe
 from mtkit.recipe.recipe import merged as merged
 from mtkit.recipe.recipe import overridden as overridden
+from mtkit.recipe.recipe import recipe_settings as recipe_settings
 from mtkit.recipe.settings import DecodingSettings as DecodingSettings
 from mtkit.recipe.settings import TrainingSettings as TrainingSettings

@@ -195,6 +195,19 @@ def load_recipe(
     return make_recipe(with_inherited(settings, begun), origin=str(path))
 
 
+def recipe_settings(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the nested settings of a recipe file (none if None) under `overrides`, as they are written.
+
+    No preset, default or value of an environment variable is filled in.
+
+    Raises: RecipeError as `load_recipe`.
+    """
+    if path is None:
+        return dict(overrides or {})
+    path = find_recipe(path)
+    return overridden(read_settings(path), overrides or {}, origin=str(path))
+
+
 def make_recipe(settings: Mapping[str, Any], origin: str | None = None) -> Recipe:
     """Make the recipe from nested settings over their preset. Raises: RecipeError that starts with `origin`."""
     preset, where = settings.get("preset", "tiny"), f"{origin}: " if origin else ""

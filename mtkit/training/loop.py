@@ -300,7 +300,8 @@ class Training:
                 self.line.say(f"note: {result.doubt}")
                 self._warned = True
             # before the checkpoint: if killed in between, the resumed run drops this line and writes it again
-            self.metrics.write("validation", self.progress.update, **result.numbers())
+            spent = {name: getattr(self.progress, name) for name in ("tokens", "training_seconds")}
+            self.metrics.write("validation", self.progress.update, **result.numbers(), **spent)
             self.metrics.draw()
         self._save()
 

@@ -1,8 +1,9 @@
 """`mtkit compare`, as typed."""
 
+import csv
 import json
+import re
 import signal
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from mtkit.cli.app import app
 from mtkit.cli.compare import compare
 from mtkit.data.prepare import prepare
 from mtkit.errors import DataError, MtkitError
+from mtkit.experiments import compare as comparing
 from mtkit.experiments.folder import Folder
 from mtkit.recipe.data import DataSettings
-from tests.experiments.results import result
+from tests.experiments.results import row
 
 OPTIONS = {
-    "attention", "recipe", "data", "out", "attention-option", "max-updates", "max-minutes", "batch-tokens", "seed",
-    "device", "threads",
+    "attention", "study", "recipe", "data", "task", "out", "attention-option", "seeds", "search", "search-method",
+    "search-trials", "search-share", "pruner", "match", "max-updates", "max-minutes", "max-tokens", "max-flops",
+    "batch-tokens", "columns", "jobs", "join", "reproduce", "row", "device", "threads",
 }  # fmt: skip
 SCORES = {"full": 80.0, "longformer": 90.0, "em-routing": 70.0}
+OUT = Path("mtkit-compare")
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +42,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(comparing, "LOOK_SECONDS", 0.02)
     model = {"d_model": 32, "heads": 2, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1}
-    training = {"batch_tokens": 200, "max_updates": 2, "validate_segments": 2, "log_every": 1}
+    training = {"batch_tokens": 200, "max_updates": 2, "validate_segments": 2, "log_every": 1, "precision": "float32"}
     Path("r.yaml").write_text(yaml.safe_dump({"data": {"folder": str(data)}, "model": model, "training": training}))
 
 
@@ -49,17 +54,18 @@ def typed(*arguments: str) -> Result:
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Results are known instead of computed; a mechanism without one fails, and "signal" is one to be stopped by."""
+    """Rows are known instead of computed; an entry without one fails, and "signal" is one to be stopped by."""
     chosen: dict[str, Any] = {"scores": SCORES, "signal": None}
 
-    def record(folder: Folder, names: Sequence[str], *, show: Callable[[str], object], done: Any) -> int | None:
-        for name in names:
+    def record(folder: Folder, plan: Any, data: Any, runner: Any, *, show: Any, done: Any) -> int | None:
+        for trial in plan.due([]):
+            folder.add(trial, data[trial.task])
+            name = re.split(r"[\[@+]", trial.entry)[0]
             if name in chosen["scores"]:
-                row = result(name, chosen["scores"][name])
-                folder.keep(name, **{key: value for key, value in row.items() if key != "attention"})
+                folder.keep(trial.name, None, **row(chosen["scores"][name]))
             else:
-                folder.fail(name, "diverged")
-            done(name)
+                folder.fail(trial.name, "diverged")
+            done(trial.name)
         number: int | None = chosen["signal"]
         return number
 
@@ -67,20 +73,39 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Any:
     return chosen
 
 
-def test_for_real_it_leaves_table_picture_and_a_run_that_translates() -> None:
-    pytest.importorskip("matplotlib")
-    shown = typed("--attention", "grouped-query")
+def test_for_real_it_leaves_rows_tables_and_a_run_that_translates() -> None:
+    shown = typed("--attention", "grouped-query@encoder+norm=post")
     assert shown.exit_code == 0, shown.output
-    assert "[1/1] grouped-query (mtkit-compare/logs/grouped-query.log): training" in shown.stderr
-    out = Path("mtkit-compare")
-    assert all((out / f"compare.{end}").is_file() for end in ("md", "json", "png"))
-    (row,) = json.loads((out / "compare.json").read_text())["results"]
-    assert f"{row['bleu']['value']:.2f}" in shown.stdout
-    translated = CliRunner().invoke(app, ["translate", "--run", "mtkit-compare/runs/grouped-query"])
+    name = "grouped-query-encoder-norm-post.seed-1"
+    assert f"[1/1] {name} (mtkit-compare/logs/{name}.log): training" in shown.stderr
+    assert all((OUT / f"compare.{end}").is_file() for end in ("md", "csv", "tex"))
+    (line,) = (OUT / "results.jsonl").read_text().splitlines()
+    score = json.loads(line)["scores"]["test"]["BLEU"]["value"]
+    assert f"{score:.2f}" in shown.stdout
+    (record,) = csv.DictReader((OUT / "compare.csv").open())
+    assert float(record["BLEU"]) == score
+    translated = CliRunner().invoke(app, ["translate", "--run", f"mtkit-compare/runs/{name}"])
     assert translated.exit_code == 0, translated.output
 
 
-def test_rows_are_sorted_and_later_names_are_added(known: Any) -> None:
+def test_a_task_is_prepared_in_the_folder() -> None:
+    Path("r.yaml").write_text(yaml.safe_dump({key: value for key, value in _settings().items() if key != "data"}))
+    shown = typed("--attention", "full", "--task", "copy")
+    assert shown.exit_code == 0, shown.output
+    (found,) = (json.loads(line) for line in (OUT / "results.jsonl").read_text().splitlines())
+    assert found["trial"] == "copy.full.seed-1"
+    assert found["task"] == "copy"
+    assert next(iter(found["scores"]["test"])) == "exact"
+    assert "exact match" in shown.stdout
+    assert (OUT / "data" / "copy" / "prepared.json").exists()
+
+
+def _settings() -> dict[str, Any]:
+    settings: dict[str, Any] = yaml.safe_load(Path("r.yaml").read_text())
+    return settings
+
+
+def test_rows_are_sorted_and_later_entries_are_added(known: Any) -> None:
     typed("--attention", "full,em-routing", "--out", "there")
     shown = typed("--attention", "longformer", "--out", "there")
     assert shown.exit_code == 0
@@ -90,19 +115,17 @@ def test_rows_are_sorted_and_later_names_are_added(known: Any) -> None:
     assert [line.split()[1] for line in lines if "1,234,567" in line] == rows
 
 
-def test_rows_have_their_options(known: Any) -> None:
-    shown = typed("--attention", "full,longformer", "--attention-option", "window_radius=3")
-    for text in (shown.stdout, Path("mtkit-compare/compare.md").read_text()):
-        assert text.count("longformer window_radius=3 ") == 1
-        assert "full window_radius" not in text
-    rows = json.loads(Path("mtkit-compare/compare.json").read_text())["results"]
-    assert [row["options"] for row in rows] == [{"window_radius": 3}, {}]
+def test_the_same_mechanism_stands_several_times(known: Any) -> None:
+    shown = typed("--attention", "longformer,longformer[window_radius=3],longformer@encoder")
+    assert shown.exit_code == 0
+    for entry in ("longformer ", "longformer[window_radius=3] ", "longformer@encoder "):
+        assert shown.stdout.count(entry) == 1
 
 
 def test_a_failure_shows_in_the_exit_code_and_the_table(known: Any) -> None:
     shown = typed("--attention", "full,band")
     assert shown.exit_code == 1
-    assert "band: failed: diverged; see mtkit-compare/logs/band.log" in shown.stdout
+    assert "band.seed-1: failed: diverged; see mtkit-compare/logs/band.seed-1.log" in shown.stdout
     assert shown.stdout.endswith("logs in mtkit-compare/logs\n")
     assert "80.00" in shown.stdout
     assert typed("--attention", "full").exit_code == 0  # another's failure is not this call's
@@ -113,21 +136,51 @@ def test_a_signal_shows_in_the_exit_code(known: Any) -> None:
     shown = typed("--attention", "full")
     assert shown.exit_code == 143
     assert "the same command resumes" in shown.stderr
-    assert "80.00" in Path("mtkit-compare/compare.md").read_text()
+    assert "80.00" in (OUT / "compare.md").read_text()
 
 
 def test_options_go_where_they_belong(known: Any) -> None:
-    typed(
+    shown = typed(
         "--attention", "full,longformer", "--attention-option", "window_radius=3", "--max-updates", "7",
-        "--max-minutes", "0.5", "--batch-tokens", "300", "--seed", "5",
+        "--max-minutes", "0.5", "--batch-tokens", "300", "--seeds", "5,2", "--match", "parameters",
+        "--search", "peak_rate=1e-3,3e-3 dropout=0,0.1", "--search-share", "0.5", "--columns", "BLEU,loss",
     )  # fmt: skip
-    folder = Folder(Path("mtkit-compare"))
-    recipe = folder.recipe("longformer")
-    training = recipe.training
-    assert (training.max_updates, training.max_minutes, training.batch_tokens, recipe.seed) == (7, 0.5, 300, 5)
-    assert recipe.attention.options == {"window_radius": 3}
-    assert folder.recipe("full").attention.options == {}
-    assert folder.settings()["threads"] == 1
+    assert shown.exit_code == 0, shown.output
+    study = Folder(OUT).study()
+    training = study.base["training"]
+    assert (training["max_updates"], training["max_minutes"], training["batch_tokens"]) == (7, 0.5, 300)
+    assert study.entries[1].settings["attention"]["options"] == {"window_radius": 3}
+    assert "options" not in study.entries[0].settings["attention"]
+    settings = study.settings
+    assert (study.seeds, settings.match, settings.columns) == ((5, 2), "parameters", ("BLEU", "loss"))
+    assert settings.search is not None
+    assert settings.search.share == 0.5
+    assert settings.search.settings == {"training.peak_rate": (1e-3, 3e-3), "model.dropout": (0, 0.1)}
+
+
+def test_a_study_file_says_it_all_and_options_override_it(known: Any) -> None:
+    study = {
+        "entries": ["full", {"name": "wide", "attention": "longformer", "model": {"feed_forward": 64}}],
+        "seeds": 3,
+    }
+    Path("s.yaml").write_text(
+        yaml.safe_dump(study | {"recipe": "r.yaml", "settings": {"training": {"max_updates": 5}}})
+    )
+    shown = CliRunner().invoke(app, ["compare", "--study", "s.yaml", "--seeds", "2", "--max-updates", "6"])
+    assert shown.exit_code == 1  # `wide` has no known score
+    found = Folder(OUT).study()
+    assert (found.seeds, found.base["training"]["max_updates"]) == ((1, 2), 6)
+    assert [entry.name for entry in found.entries] == ["full", "wide"]
+
+
+def test_folders_are_joined_and_printed(known: Any) -> None:
+    typed("--attention", "full", "--out", "one")
+    typed("--attention", "full,longformer", "--seeds", "2,", "--out", "two")
+    shown = typed("--join", "one", "--join", "two", "--out", "both")
+    assert shown.exit_code == 0, shown.output
+    assert "3 rows added to both" in shown.stderr
+    assert shown.stdout.count("longformer") == 1
+    assert len(Path("both/results.jsonl").read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize(
@@ -138,8 +191,21 @@ def test_options_go_where_they_belong(known: Any) -> None:
         (["--attention", "band", "--attention-option", "window_radius"], "KEY=VALUE"),
         (["--attention", "full", "--max-updates", "0"], "training.max_updates"),
         (["--attention", ","], "--attention is empty"),
+        ([], "nothing to compare; give --attention"),
         (["--attention", "full", "--device", "gpu9"], "no device 'gpu9'"),
         (["--attention", "full", "--data", "nowhere"], "mtkit prepare"),
+        (["--attention", "full", "--seeds", "x"], "--seeds x: write a number of seeds"),
+        (["--attention", "full", "--seeds", "0"], "seeds"),
+        (["--attention", "full", "--search", "peak_rate"], "SETTING=A,B"),
+        (["--attention", "full", "--search", "peak_rat=1,2"], "did you mean 'peak_rate'"),
+        (["--attention", "full", "--search-share", "0.5"], "search.settings"),
+        (["--attention", "full", "--match", "size"], "match"),
+        (["--reproduce", "rows.jsonl"], "go together"),
+        (["--row", "1"], "go together"),
+        (["--reproduce", "rows.jsonl", "--row", "1"], "cannot read rows.jsonl"),
+        (["--join", "nowhere"], "no results to join"),
+        (["--study", "nowhere.yaml"], "cannot read"),
+        (["--attention", "full", "--task", "cpoy"], "did you mean 'copy'"),
     ],
 )
 def test_mistakes_are_named_before_anything_trains(arguments: list[str], message: str) -> None:
@@ -147,7 +213,7 @@ def test_mistakes_are_named_before_anything_trains(arguments: list[str], message
         raise typed(*arguments).exception or AssertionError("nothing was refused")
     assert "\n" not in str(raised.value)
     assert isinstance(raised.value, DataError) == ("--data" in arguments)
-    assert not Path("mtkit-compare").exists()
+    assert not (OUT / "study.json").exists()
 
 
 def test_another_recipe_is_refused(known: Any) -> None:

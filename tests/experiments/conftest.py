@@ -6,10 +6,15 @@ import pytest
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.experiments.entries import entries
 from mtkit.experiments.folder import Folder
-from mtkit.recipe import Recipe, make_recipe, merged
+from mtkit.experiments.setup import set_up
+from mtkit.experiments.study import Study, make_study
+from mtkit.experiments.trials import Plan
+from mtkit.recipe import merged
 from mtkit.recipe.data import DataSettings
+
+Made = Callable[..., Study]
+Opened = Callable[..., tuple[Folder, Plan, dict[str | None, str]]]
 
 
 @pytest.fixture(scope="session")
@@ -27,24 +32,31 @@ def prepared(prepared_folder: Path) -> Prepared:
 
 
 @pytest.fixture
-def tiny(prepared_folder: Path) -> Callable[..., Recipe]:
-    """A recipe that trains in a moment, with these groups laid over it."""
+def tiny(prepared_folder: Path) -> Made:
+    """A study of entries whose trainings take a moment; `settings` are laid over the recipe."""
     base: dict[str, Any] = {
         "data": {"folder": str(prepared_folder)},
         "model": {"d_model": 32, "heads": 2, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1},
-        "training": {"batch_tokens": 200, "max_updates": 2, "validate_segments": 2, "log_every": 1},
+        "training": {
+            "batch_tokens": 200, "max_updates": 2, "validate_segments": 2, "log_every": 1, "precision": "float32",
+        },
         "decoding": {"method": "greedy"},
-    }
-    return lambda **groups: make_recipe(merged(base, groups))
+    }  # fmt: skip
+
+    def build(*entries: Any, settings: dict[str, Any] | None = None, **study: Any) -> Study:
+        return make_study({"settings": merged(base, settings or {}), "entries": list(entries), **study})
+
+    return build
 
 
 @pytest.fixture
-def opened(tmp_path: Path, prepared: Prepared) -> Callable[..., Folder]:
-    """A comparison's folder for these mechanisms under this recipe, as the command opens it."""
+def opened(tmp_path: Path) -> Opened:
+    """The folder, the plan and the data of a study, as the command opens them."""
 
-    def build(recipe: Recipe, *names: str) -> Folder:
-        folder = Folder(tmp_path / "out")
-        folder.open(entries(recipe, names), prepared, device="cpu", threads=1)
-        return folder
+    def build(study: Study, name: str = "out") -> tuple[Folder, Plan, dict[str | None, str]]:
+        folder = Folder(tmp_path / name)
+        plan, data = set_up(study, folder)
+        folder.open(study)
+        return folder, plan, data
 
     return build

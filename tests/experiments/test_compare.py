@@ -2,20 +2,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock, Timeout
 
 from mtkit.experiments import compare as comparing
-from mtkit.experiments.compare import compare
+from mtkit.experiments.compare import Children, compare
 from mtkit.experiments.folder import Folder
-from mtkit.recipe import Recipe
-from tests.experiments.results import result
-
-Tiny = Callable[..., Recipe]
-Opened = Callable[..., Folder]
+from mtkit.experiments.trials import Plan, Trial
+from tests.experiments.conftest import Made, Opened
+from tests.experiments.results import row
 
 
 @pytest.fixture(autouse=True)
@@ -24,87 +22,193 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_one_that_fails_does_not_lose_the_others(tiny: Tiny, opened: Opened) -> None:
-    folder = opened(tiny(attention={"options": {"local_heads": 5}}), "routing", "full")
-    shown: list[str] = []
+class Shown(list[str]):
+    def __call__(self, line: str) -> None:
+        self.append(line)
+
+
+def run(
+    folder: Folder, plan: Any, data: Any, jobs: int = 1, show: Any = lambda line: None
+) -> tuple[int | None, list[str]]:
     done: list[str] = []
-    assert compare(folder, ["routing", "full"], show=shown.append, done=done.append) is None
-    assert done == ["routing", "full"]
-    found = folder.results()
-    assert [each["attention"] for each in found] == ["full", "routing"]
-    assert "local_heads" in found[1]["failed"]
-    assert "\n" not in found[1]["failed"]
-    assert any(line.startswith(f"[2/2] full ({folder.log('full')}): training") for line in shown)
-    assert any(line.startswith("[2/2] full: training, update 2/2") or line.endswith("decoding") for line in shown)
+    with Children(folder, "cpu", 1, jobs) as children:
+        return compare(folder, plan, data, children, show=show, done=done.append), done
 
 
-def test_what_is_done_is_not_done_again_and_a_failure_is_tried_again(
-    tiny: Tiny, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = opened(tiny(), "full", "band", "linear")
-    folder.keep("full", **{key: value for key, value in result("full", 5.0).items() if key != "attention"})
-    folder.fail("band", "for some reason")
-    asked: list[str] = []
+class Recorded:
+    """A runner whose trials end at once, with rows or with a failure."""
 
-    def record(children: object, folder: Folder, name: str, show: object, *, title: str) -> int:
-        asked.append(name)
-        assert folder.result(name) is None
-        return -signal.SIGKILL
+    def __init__(self, folder: Folder, *, slots: int = 1, fails: tuple[str, ...] = ()) -> None:
+        self.folder, self.slots, self.fails = folder, slots, fails
+        self.signal: int | None = None
+        self.started: list[str] = []
+        self.most = 0
+        self._running: list[str] = []
 
-    monkeypatch.setattr(comparing.Children, "run", record)
-    compare(folder, ["full", "band", "linear"], show=lambda line: None, done=lambda name: None)
-    assert asked == ["band", "linear"]
-    assert "SIGKILL, perhaps out of memory" in (folder.result("linear") or {})["failed"]
+    def start(self, trial: Trial) -> None:
+        assert self.folder.row(trial.name) is None
+        self.started.append(trial.name)
+        self._running.append(trial.name)
+        self.most = max(self.most, len(self._running))
+
+    def ended(self) -> list[tuple[str, str]]:
+        names, self._running = self._running, []
+        for name in names:
+            if name not in self.fails:
+                self.folder.keep(name, None, **row(50.0))
+        return [(name, "was stopped by SIGKILL, perhaps out of memory") for name in names]
+
+    def step(self, name: str) -> str:
+        return "training"
+
+
+def test_one_that_fails_does_not_lose_the_others(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("routing[local_heads=5]", "full"))
+    shown = Shown()
+    assert run(folder, plan, data, show=shown) == (None, ["routing-local_heads-5.seed-1", "full.seed-1"])
+    failed, full = folder.rows()
+    assert "local_heads" in failed["failed"]
+    assert "\n" not in failed["failed"]
+    assert full["scores"]["test"]["BLEU"]["value"] >= 0
+    assert any(line.startswith(f"[2/2] full.seed-1 ({folder.log('full.seed-1')}): training") for line in shown)
+
+
+def test_what_is_done_is_not_done_again_and_a_failure_is_tried_again_once(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full", "band", "linear"))
+    for trial, failed in zip(plan.due([]), (False, True, True), strict=True):
+        folder.add(trial, data[None])
+        if failed:
+            folder.fail(trial.name, "for some reason")
+        else:
+            folder.keep(trial.name, None, **row(5.0))
+    runner = Recorded(folder, fails=("linear.seed-1",))
+    assert compare(folder, plan, data, runner, show=print, done=lambda name: None) is None
+    assert runner.started == ["band.seed-1", "linear.seed-1"]
+    assert "SIGKILL, perhaps out of memory" in (folder.row("linear.seed-1") or {})["failed"]
+    assert "failed" not in (folder.row("band.seed-1") or {})
+
+
+def test_a_search_goes_on_with_the_seeds_of_its_choice(tiny: Made, opened: Opened) -> None:
+    search = {"settings": {"peak_rate": [1e-3, 3e-3]}, "share": 0.5}
+    folder, plan, data = opened(tiny("full", seeds=2, search=search))
+    runner = Recorded(folder, slots=8)
+    compare(folder, plan, data, runner, show=print, done=lambda name: None)
+    assert runner.most == 2
+    assert len(runner.started) == 4
+    assert [name.endswith(".search") for name in runner.started] == [True, True, False, False]
+
+
+def test_slots_are_filled_and_not_overfilled(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full", seeds=7))
+    runner = Recorded(folder, slots=3)
+    compare(folder, plan, data, runner, show=print, done=lambda name: None)
+    assert (runner.most, len(runner.started)) == (3, 7)
+
+
+def test_two_commands_share_a_folder(tiny: Made, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial that another process holds is left to it, and its row is waited for."""
+    monkeypatch.setattr(comparing, "WAITS", 2)
+    folder, plan, data = opened(tiny("full", "band"))
+    lock = folder.lock("full.seed-1")
+    lock.parent.mkdir(parents=True)
+    shown, runner = Shown(), Recorded(folder)
+
+    def other() -> None:
+        with FileLock(lock):
+            ready.set()
+            while not any("waiting" in line for line in shown):
+                time.sleep(0.01)
+            folder.keep("full.seed-1", None, **row(77.0))
+
+    ready = threading.Event()
+    thread = threading.Thread(target=other)
+    thread.start()
+    ready.wait()
+    assert compare(folder, plan, data, runner, show=shown, done=lambda name: None) is None
+    thread.join()
+    assert runner.started == ["band.seed-1"]
+    assert [each["scores"]["test"]["BLEU"]["value"] for each in folder.rows()] == [77.0, 50.0]
+
+
+def test_jobs_run_together_and_their_timings_are_marked(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full", "band"))
+    shown = Shown()
+    run(folder, plan, data, jobs=2, show=shown)
+    assert [each["shared"] for each in folder.rows()] == [True, True]
+    assert {line.split()[1] for line in shown[:4]} == {"full.seed-1", "band.seed-1"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_goes_to_the_child_which_saves_and_leaves(tiny: Tiny, opened: Opened, number: signal.Signals) -> None:
-    folder = opened(tiny(training={"max_updates": 100_000, "validate_every": 100_000}), "full", "band")
+def test_a_signal_goes_to_the_children_which_save_and_leave(tiny: Made, opened: Opened, number: signal.Signals) -> None:
+    training = {"max_updates": 100_000, "validate_every": 100_000}
+    folder, plan, data = opened(tiny("full", "band", "linear", settings={"training": training}))
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-    sent: list[str] = []
+    busy: set[str] = set()
 
     def show(line: str) -> None:
-        if "update" in line and not sent:
-            sent.append(line)
-            os.kill(os.getpid(), number)
+        if "update" in line and len(busy) < 2:
+            busy.add(line.split()[1])
+            if len(busy) == 2:
+                os.kill(os.getpid(), number)
 
-    assert compare(folder, ["full", "band"], show=show, done=lambda name: None) == number
-    assert sent
+    assert run(folder, plan, data, jobs=2, show=show) == (number, [])
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
-    assert folder.results() == []
-    assert not folder.log("band").exists()
-    assert len(list((folder.run("full") / "checkpoints").glob("update-*"))) == 1
-    assert _nobody_works_on(folder.log("full"))
+    assert folder.rows() == []
+    assert not folder.log("linear.seed-1").exists()
+    for name in ("full.seed-1", "band.seed-1"):
+        assert len(list((folder.run(name) / "checkpoints").glob("update-*"))) == 1
+        assert _nobody_works_on(folder.lock(name))
 
 
-def test_a_signal_before_the_child_listens_stops_it_too(tiny: Tiny, opened: Opened) -> None:
-    folder = opened(tiny(training={"max_updates": 100_000}), "full")
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
+def test_a_signal_before_the_child_listens_stops_it_too(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full", settings={"training": {"max_updates": 100_000}}))
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
     begin = time.monotonic()
-    assert compare(folder, ["full"], show=lambda line: None, done=lambda name: None) == signal.SIGTERM
+    assert run(folder, plan, data)[0] == signal.SIGTERM
     assert time.monotonic() - begin < 60
-    assert folder.result("full") is None
+    assert folder.rows() == []
 
 
-def _nobody_works_on(log: Path) -> bool:
-    """A process holds the lock of its log as long as it lives."""
+def test_every_slot_has_a_gpu(tiny: Made, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _, _ = opened(tiny("full"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    children = Children(folder, "cuda", 1, 3)
+    assert [children._device_of(slot) for slot in range(3)] == [
+        {"CUDA_VISIBLE_DEVICES": name} for name in ("4", "6", "4")
+    ]
+    assert Children(folder, "cpu", 1, 3)._device_of(0) == {}
+    assert Children(folder, "cuda", 1, 1)._device_of(0) == {}
+
+
+def _nobody_works_on(lock: Path) -> bool:
+    """A process holds the lock of its trial as long as it lives."""
     try:
-        with FileLock(log.with_suffix(".lock"), blocking=False):
+        with FileLock(lock, blocking=False):
             return True
     except Timeout:
         return False
 
 
+class _Absent:
+    """A plan of a trial whose settings are nowhere."""
+
+    def due(self, rows: Any, begun: Any = ()) -> list[Trial]:
+        return [Trial("none", "none", None, 1, "final", {}, {"data": {"folder": "nowhere"}})]
+
+
 def test_no_code_of_the_current_folder_is_run(
-    tiny: Tiny, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Made, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = opened(tiny(), "full")
+    folder, _, _ = opened(tiny("full"))
     here = tmp_path / "here"
     here.mkdir()
     (here / "torch.py").write_text("open('ran', 'w'); raise SystemExit(3)")
     monkeypatch.chdir(here)
-    # a mechanism that the comparison does not have ends the process after its imports
-    compare(folder, ["none"], show=lambda line: None, done=lambda name: None)
-    assert "has no mechanism none" in (folder.result("none") or {})["failed"]
+    run(folder, _Absent(), {None: "x"})
+    assert "mtkit prepare" in (folder.row("none") or {})["failed"]
     assert [each.name for each in here.iterdir()] == ["torch.py"]
+
+
+def test_a_plan_is_what_compare_takes(tiny: Made) -> None:
+    plan: comparing.Planned = Plan(tiny("full"), {None: {}}, {})
+    assert len(plan.due([])) == 1

@@ -1,66 +1,118 @@
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from mtkit.attention import mechanisms
 from mtkit.errors import MtkitError
-from mtkit.experiments.entries import entries
+from mtkit.experiments.entries import Entry, family, parse_entries, split, with_common_options
 from mtkit.model.build import describe_attention
-from mtkit.recipe import Recipe
-
-Tiny = Callable[..., Recipe]
+from mtkit.recipe import make_recipe
 
 
-def test_each_fills_the_roles_of_its_paper_and_nothing_else_differs(tiny: Tiny) -> None:
-    recipe = tiny(attention={"name": "band", "cross": "full", "decoder": "average"})
-    found = entries(recipe, ["full", "longformer", "em-routing", "multi-query", "full"])
-    assert list(found) == ["full", "longformer", "em-routing", "multi-query"]
-    assert describe_attention(found["longformer"]) == "encoder longformer, decoder longformer, cross full"
-    assert describe_attention(found["em-routing"]) == "encoder em-routing, decoder em-routing, cross em-routing"
-    assert len({each.model_copy(update={"attention": None}).model_dump_json() for each in found.values()}) == 1
+def settings(text: Any) -> Any:
+    (entry,) = parse_entries([text])
+    return entry.settings
 
 
-def test_all_are_every_mechanism_full_first(tiny: Tiny) -> None:
-    found = entries(tiny(), ["all"])
-    assert next(iter(found)) == "full"
-    assert set(found) == set(mechanisms())
+def test_an_entry_is_mechanism_options_roles_and_settings() -> None:
+    assert settings("full") == {"attention": {"name": "full"}}
+    assert settings("band[window_radius=16]") == {"attention": {"name": "band", "options": {"window_radius": 16}}}
+    assert settings("linear@encoder@cross") == {"attention": {"encoder": "linear", "cross": "linear"}}
+    found = settings("reformer[hashes=2, decoder.hashes=4]@decoder+reversible+norm=pre+preset=small+peak_rate=3e-3")
+    assert found == {
+        "attention": {"decoder": "reformer", "options": {"hashes": 2, "decoder.hashes": 4}},
+        "model": {"reversible": True, "norm": "pre"},
+        "preset": "small",
+        "training": {"peak_rate": 3e-3},
+    }
 
 
-def test_options_reach_those_that_have_them(tiny: Tiny) -> None:
-    options = {"window_radius": 3, "decoder.window_radius": 2, "positions": "rotary"}
-    found = entries(tiny(attention={"options": options}), ["full", "longformer"], options)
-    assert found["longformer"].attention.options == options
-    assert found["full"].attention.options == {"positions": "rotary"}
+def test_roles_that_are_not_named_are_full() -> None:
+    recipe = make_recipe(settings("linear@encoder"))
+    assert describe_attention(recipe) == "encoder linear, decoder full, cross full"
+    assert (
+        describe_attention(make_recipe(settings("longformer"))) == "encoder longformer, decoder longformer, cross full"
+    )
 
 
-def test_a_slot_is_left_out_for_what_is_its_filling(tiny: Tiny) -> None:
-    options = {"projection": "multi-query", "merge": "em-routing"}
-    found = entries(tiny(attention={"options": options}), ["full", "multi-query", "em-routing"], options)
-    assert found["full"].attention.options == options
-    assert found["multi-query"].attention.options == {"merge": "em-routing"}
-    assert found["em-routing"].attention.options == {"projection": "multi-query"}
+def test_commas_in_brackets_do_not_split() -> None:
+    assert split("full, band[window_radius=3,positions=rotary],linear@cross,") == [
+        "full", "band[window_radius=3,positions=rotary]", "linear@cross",
+    ]  # fmt: skip
+    assert settings("band[dilations=[1, 2]]")["attention"]["options"] == {"dilations": [1, 2]}
+
+
+def test_a_mapping_sets_anything_and_has_a_name() -> None:
+    written = {"name": "wide", "attention": "band", "model": {"d_model": 256}}
+    assert parse_entries([written]) == [Entry("wide", {"attention": {"name": "band"}, "model": {"d_model": 256}})]
+    (unnamed,) = parse_entries([{"entry": "band@encoder", "model": {"norm": "post"}}])
+    assert unnamed == Entry("band@encoder norm=post", {"attention": {"encoder": "band"}, "model": {"norm": "post"}})
+
+
+def test_all_are_every_mechanism_full_first_and_the_same_twice_is_one() -> None:
+    found = [entry.name for entry in parse_entries(["all"])]
+    assert found[0] == "full"
+    assert sorted(found) == sorted(mechanisms())
+    assert len(parse_entries(["full", "band", "full", "band[window_radius=3]"])) == 3
 
 
 @pytest.mark.parametrize(
-    ("names", "options", "message"),
+    ("written", "message"),
     [
-        (["full", "longfromer"], {}, "did you mean 'longformer'"),
-        (["full", "longformer"], {"window_radis": 3}, "did you mean 'window_radius'"),
-        (["full", "longformer"], {"decodr.window_radius": 3}, "did you mean 'decoder'"),
-        (["full", "longformer"], {"window_radius": -3}, "longformer': window_radius = -3 must be"),
-        ([], {}, "no mechanism"),
+        ("longfromer", "did you mean 'longformer'"),
+        ("band@encodr", "did you mean 'encoder'"),
+        ("linformer@decoder", "encoder"),
+        ("band[window_radius]", "OPTION=VALUE"),
+        ("band[", "cannot understand the entry 'band\\['"),
+        ("band+nrom=post", "did you mean 'norm'"),
+        ("band+name=x", "no setting 'name'"),
+        ("band+dropout=[1", "not a YAML value"),
+        ({"seed": 3}, "cannot set 'seed'"),
+        ({"modle": {}}, "did you mean 'model'"),
+        ({"name": 3}, "the name 3"),
+        ([], "no entries"),
+        ([{"name": "a", "preset": "tiny"}, {"name": "a", "preset": "small"}], "two entries have the name 'a'"),
     ],
 )
-def test_mistakes_are_named(tiny: Tiny, names: list[str], options: dict[str, int], message: str) -> None:
+def test_mistakes_are_named(written: Any, message: str) -> None:
+    with pytest.raises(MtkitError, match=message) as raised:
+        parse_entries(written if isinstance(written, list) else [written])
+    assert "\n" not in str(raised.value)
+
+
+def test_common_options_reach_those_that_have_them_and_do_not_set_them() -> None:
+    entries = parse_entries(["full", "longformer", "longformer[window_radius=9]"])
+    options = {"window_radius": 3, "positions": "rotary"}
+    found = with_common_options(entries, {}, options, options)
+    assert [entry.settings["attention"].get("options") for entry in found] == [
+        {"positions": "rotary"}, options, {"window_radius": 9, "positions": "rotary"},
+    ]  # fmt: skip
+    assert [entry.name for entry in found] == ["full", "longformer", "longformer[window_radius=9]"]
+
+
+def test_a_slot_is_left_out_for_what_is_its_filling() -> None:
+    options = {"projection": "multi-query", "merge": "em-routing"}
+    found = with_common_options(parse_entries(["full", "multi-query", "em-routing"]), {}, options)
+    assert [entry.settings["attention"].get("options") for entry in found] == [
+        options, {"merge": "em-routing"}, {"projection": "multi-query"},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window_radis": 3}, "did you mean 'window_radius'"),
+        ({"decodr.window_radius": 3}, "did you mean 'decoder'"),
+        ({"window_radius": -3}, "longformer': window_radius = -3 must be"),
+    ],
+)
+def test_wrong_common_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MtkitError, match=message):
-        entries(tiny(attention={"options": options}), names, options)
+        with_common_options(parse_entries(["full", "longformer"]), {}, options, options)
 
 
-def test_options_of_the_recipe_that_nobody_has_are_left_out(tiny: Tiny) -> None:
-    found = entries(tiny(attention={"name": "longformer", "options": {"window_radius": 3}}), ["full"])
-    assert found["full"].attention.options == {}
-
-
-def test_a_training_without_an_end_is_refused(tiny: Tiny) -> None:
-    with pytest.raises(MtkitError, match="no limit"):
-        entries(tiny(training={"max_updates": None}), ["full"])
+def test_the_family_of_what_is_not_full() -> None:
+    assert family(make_recipe(settings("linear@encoder"))) == "linear"
+    assert family(make_recipe(settings("full"))) == "scoring"
+    mixed = {"attention": {"encoder": "linear", "decoder": "band"}}
+    assert family(make_recipe(mixed)) is None

@@ -1,112 +1,106 @@
-import dataclasses
-from collections.abc import Callable
+import json
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
-from mtkit.experiments.entries import entries
-from mtkit.experiments.folder import Folder
-from mtkit.experiments.report import table
-from mtkit.recipe import Recipe
-from tests.damage import check_damages
-from tests.experiments.results import result
-
-Tiny = Callable[..., Recipe]
-Opened = Callable[..., Folder]
+from mtkit.experiments.folder import Folder, read_rows
+from tests.experiments.conftest import Made, Opened
+from tests.experiments.results import row, statistics
 
 
-def test_it_gives_back_each_recipe_and_takes_more_names(tiny: Tiny, opened: Opened) -> None:
-    recipe = tiny(attention={"options": {"window_radius": 3}})
-    opened(recipe, "longformer")
-    folder = opened(recipe, "full")
-    for name, each in entries(recipe, ["longformer", "full"]).items():
-        assert folder.recipe(name) == each
+def test_a_row_is_its_trial_and_what_was_measured(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full", "band", seeds=2))
+    trial = plan.due([])[1]
+    folder.add(trial, data[None])
+    folder.keep(trial.name, statistics(3), **row(12.5))
+    found = folder.row("full.seed-2")
+    assert found is not None
+    assert (found["entry"], found["seed"], found["stage"], found["task"]) == ("full", 2, "final", None)
+    assert found["scores"]["test"]["BLEU"]["value"] == 12.5
+    assert found["data"] == data[None]
+    kept = folder.statistics("full.seed-2")
+    assert list(kept) == ["test/exact"]
+    assert np.array_equal(kept["test/exact"], statistics(3)["test/exact"])
+    assert folder.trial("full.seed-2")["recipe"]["seed"] == 2
+    assert [line["trial"] for line in read_rows(folder.write_rows())] == ["full.seed-2"]
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"training": {"max_updates": 3}}, "training.max_updates: 2 -> 3"),
-        ({"seed": 5}, "seed: 1 -> 5"),
-        ({"decoding": {"method": "beam"}}, "decoding.method: greedy -> beam"),
-        ({"attention": {"options": {"window_radius": 5}}}, "window_radius: None -> 5"),
-    ],
-)
-def test_other_settings_are_refused(tiny: Tiny, opened: Opened, changed: dict[str, object], words: str) -> None:
-    folder = opened(tiny(), "longformer")
-    before = folder.settings()
-    with pytest.raises(MtkitError, match=words) as raised:
-        opened(tiny(**changed), "longformer", "full")
-    assert "another --out" in str(raised.value)
-    assert folder.settings() == before
+def test_entries_and_seeds_are_added(tiny: Made, opened: Opened) -> None:
+    folder, _, _ = opened(tiny("full", seeds=2))
+    folder.open(tiny("band[window_radius=3]", seeds=[1, 4]))
+    study = folder.study()
+    assert [entry.name for entry in study.entries] == ["full", "band[window_radius=3]"]
+    assert study.seeds == (1, 2, 4)
+    folder.open(tiny("full"))
+    assert folder.study().seeds == (1, 2, 4)
 
 
-def test_other_data_and_hardware_are_refused(tiny: Tiny, opened: Opened, prepared: Prepared) -> None:
-    folder = opened(tiny(), "full")
-    chosen = entries(tiny(), ["full"])
-    other = dataclasses.replace(prepared, record=prepared.record | {"fingerprint": "other"})
-    with pytest.raises(MtkitError, match="prepared data differs"):
-        folder.open(chosen, other, device="cpu", threads=1)
-    with pytest.raises(MtkitError, match="threads: 1 -> 2"):
-        folder.open(chosen, prepared, device="cpu", threads=2)
+def test_other_settings_are_refused_by_name(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full", "band"))
+    with pytest.raises(MtkitError, match=r"training\.max_updates: 2 -> 3"):
+        folder.open(tiny("full", settings={"training": {"max_updates": 3}}))
+    with pytest.raises(MtkitError, match=r"band\.attention\.name: band -> linear"):
+        folder.open(tiny({"name": "band", "attention": "linear"}))
+    trial = plan.due([])[0]
+    folder.add(trial, data[None])
+    folder.add(trial, data[None])
+    with pytest.raises(MtkitError, match="the prepared data differs"):
+        folder.add(trial, "other")
 
 
-def test_moved_data_is_the_same_data(tiny: Tiny, opened: Opened, prepared: Prepared) -> None:
-    folder = opened(tiny(), "full")
-    moved = entries(tiny(data={"folder": "elsewhere"}), ["full"])
-    folder.open(moved, prepared, device="cpu", threads=1)
-    assert folder.recipe("full").data.folder == Path("elsewhere")
+def test_another_folder_of_the_same_data_is_no_other_setting(tiny: Made, opened: Opened) -> None:
+    folder, _, _ = opened(tiny("full"))
+    folder.open(tiny("full", settings={"data": {"folder": "moved"}}))
 
 
-def test_results_come_in_the_order_of_the_table(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    folder.fail("broken", "two\nlines")
-    for name, bleu in (("worse", 0.0), ("best", 90.0), ("good", 80.0)):
-        folder.keep(name, **{key: value for key, value in result(name, bleu).items() if key != "attention"})
-    assert [each["attention"] for each in folder.results()] == ["best", "good", "worse", "broken"]
-    assert folder.result("broken") == {"attention": "broken", "failed": "two lines"}
-    folder.forget("best")
-    assert folder.result("best") is None
+def test_a_search_keeps_its_first_seed(tiny: Made, opened: Opened) -> None:
+    search = {"settings": {"peak_rate": [1e-3]}}
+    folder, _, _ = opened(tiny("full", seeds=[3], search=search))
+    with pytest.raises(MtkitError, match="searches with seed 3"):
+        folder.open(tiny("full", seeds=[1, 3], search=search))
 
 
-def test_damaged_files(tiny: Tiny, opened: Opened, tmp_path: Path) -> None:
-    folder = opened(tiny(), "full")
-    folder.fail("full", "why")
-    (tmp_path / "out" / "results" / "full.json").write_text('{"attention": "fu')
-    assert folder.result("full") is None
-    assert folder.results() == []
-    (tmp_path / "out" / "settings.json").write_text("{")
-    with pytest.raises(MtkitError, match=r"settings\.json is damaged"):
-        opened(tiny(), "full")
+def test_a_foreign_folder_is_refused(tiny: Made, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(MtkitError, match="not the folder of a comparison"):
+        Folder(tmp_path).open(tiny("full"))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "study.json").write_text('{"format": 9, "mtkit": "9.9"}')
+    with pytest.raises(MtkitError, match=r"format 9, as mtkit 9\.9 writes it"):
+        Folder(other).open(tiny("full"))
 
 
-def test_damaged_settings_are_named_and_damaged_results_are_made_again(tiny: Tiny, opened: Opened) -> None:
-    folder = opened(tiny(), "full", "band")
-    folder.keep("full", **{key: value for key, value in result("full", 20.0).items() if key != "attention"})
-
-    def use() -> None:
-        settings = folder.settings()
-        assert table(settings, folder.results())
-        assert folder.recipe("full")
-
-    kept = {"data", "model", "training", "decoding", "scoring"}
-    assert check_damages(folder.path / "settings.json", use, whole_keys=kept) > 30
-    path = folder.path / "results" / "full.json"
-    for content in (b"\xff", b"[]", b'{"attention": "full"}', path.read_bytes().replace(b"20.0", b'"x"')):
-        path.write_bytes(content)
-        assert folder.result("full") is None
-        use()
+@pytest.mark.parametrize("place", ["study.json", "trials", "results"])
+def test_links_are_not_followed(place: str, tiny: Made, opened: Opened, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    out = tmp_path / "out"
+    out.mkdir()
+    os.symlink(target, out / place)
+    with pytest.raises(MtkitError, match=r"is a link|not the folder of a comparison"):  # noqa: PT012
+        folder, plan, data = opened(tiny("full"))
+        folder.add(plan.due([])[0], data[None])
+        folder.fail("full.seed-1", "why")
+    assert list(target.iterdir()) == []
 
 
-def test_files_of_the_user_stay(tiny: Tiny, prepared: Prepared, tmp_path: Path) -> None:
-    (tmp_path / "compare.md").write_text("words")
-    folder, chosen = Folder(tmp_path), entries(tiny(), ["full"])
-    with pytest.raises(MtkitError, match=r"compare\.md exists, but .* is not the folder of a comparison"):
-        folder.open(chosen, prepared, device="cpu", threads=1)
-    (tmp_path / "compare.md").rename(tmp_path / "theirs")
-    (tmp_path / "logs").symlink_to(tmp_path)
-    with pytest.raises(MtkitError, match="logs is a link, and mtkit writes only real files"):
-        folder.log("full")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["logs", "theirs"]
+def test_a_damaged_row_is_no_row(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full"))
+    folder.add(plan.due([])[0], data[None])
+    folder.keep("full.seed-1", None, **row(12.5))
+    path = folder.path / "results" / "full.seed-1.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"parameters": "many"}))
+    assert folder.row("full.seed-1") is None
+    assert folder.rows() == []
+
+
+def test_a_damaged_line_of_rows_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"format": 2}\n{"format": 2}\n')
+    with pytest.raises(MtkitError, match="line 1, is damaged"):
+        read_rows(path)

@@ -1,0 +1,151 @@
+"""Results of other comparisons' folders, joined into one; and one row repeated, to see whether its scores come back."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtkit.data.encode import usable_cores
+from mtkit.data.prepare import prepare
+from mtkit.data.prepared import open_prepared
+from mtkit.errors import DataError, MtkitError
+from mtkit.experiments.compare import Children, Show, compare
+from mtkit.experiments.entries import Entry
+from mtkit.experiments.folder import Folder, read_rows
+from mtkit.experiments.study import Study, StudySettings, trial_recipe
+from mtkit.experiments.trials import Trial
+from mtkit.recipe import merged
+from mtkit.storage.files import inside, write_json
+from mtkit.storage.records import read_object
+
+
+def join(folder: Folder, others: Sequence[Folder]) -> tuple[int, int]:
+    """Copy the rows of other folders, with their trials and statistics. Runs stay in their folders.
+
+    Return the number of copied rows, and the number of trials that both folders had: their rows are kept as they are,
+    except that a failure is replaced.
+
+    Raises: MtkitError if a folder has other settings, before anything is copied.
+    """
+    found = [(other, row["trial"]) for other in others for row in other.rows()]
+    if not found:
+        raise MtkitError(f"{', '.join(str(other.path) for other in others)}: no results to join")
+    for other, name in found:
+        if (inside(folder.path, "trials", f"{name}.json")).exists():
+            content = other.trial(name)
+            trial = Trial(name, *(content[key] for key in ("entry", "task", "seed", "stage", "point", "recipe")))
+            folder.check(trial, content["data"])
+    for other in others:
+        folder.open(other.study())
+    copied = 0
+    for other, name in found:
+        mine = folder.row(name)
+        if mine is not None and "failed" not in mine:
+            continue
+        copied += 1
+        for place, end in (("trials", "json"), ("results", "safetensors"), ("results", "json")):
+            source, target = inside(other.path, place, f"{name}.{end}"), inside(folder.path, place, f"{name}.{end}")
+            if source.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if end == "json":
+                    write_json(target, read_object(source))
+                else:
+                    shutil.copyfile(source, target)
+    return copied, len(found) - copied
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A row that was computed again."""
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+
+    @property
+    def differences(self) -> list[str]:
+        """The numbers that did not come back, as "test BLEU: 85.12 -> 85.10"."""
+        lines = []
+        for side, scores in self.before["scores"].items():
+            for metric, score in scores.items():
+                new = self.after["scores"].get(side, {}).get(metric, {}).get("value")
+                if new != score["value"]:
+                    lines.append(f"{side} {metric}: {score['value']} -> {new}")
+        for name in ("parameters", "flops_per_token"):
+            if self.before.get(name) != self.after.get(name):
+                lines.append(f"{name}: {self.before.get(name)} -> {self.after.get(name)}")
+        return lines
+
+    @property
+    def circumstances(self) -> list[str]:
+        """What differs between the two computations and may change rounding: "torch: 2.12.0 -> 2.13.0"."""
+        names = ("hardware", "threads", "torch", "mtkit")
+        pairs = [(name, self.before.get(name), self.after.get(name)) for name in names]
+        pairs.append(("precision", *(row["training"].get("precision") for row in (self.before, self.after))))
+        return [f"{name}: {old} -> {new}" for name, old, new in pairs if old != new]
+
+
+def reproduce(
+    rows_file: Path, number: int, folder: Folder, *, device: str, threads: int, show: Show
+) -> Reproduced | int:
+    """Compute row `number` (from 1) of a results.jsonl again in a new folder; return it, or the signal that stopped it.
+
+    The data is prepared in the folder if the row's own is not there. A training limited by minutes stops after the
+    row's updates.
+
+    Raises: MtkitError if there is no such row, its data is another now, or the trial fails.
+    """
+    rows = read_rows(rows_file)
+    if not 1 <= number <= len(rows):
+        raise MtkitError(f"{rows_file} has no row {number}; it has rows 1 to {len(rows)}")
+    row = rows[number - 1]
+    if "failed" in row:
+        raise MtkitError(f"row {number} of {rows_file} has no scores: the trial failed ({row['failed']})")
+    settings: dict[str, Any] = dict(row["recipe"])
+    if trial_recipe(settings, f"{rows_file}, row {number}").training.max_minutes:
+        updates = {"max_minutes": None, "max_updates": row["training"]["updates"]}
+        settings = merged(settings, {"training": updates})
+    settings = _with_data(settings, row["data"], folder)
+    trial = Trial(row["trial"], row["entry"], row["task"], row["seed"], row["stage"], row["point"], settings)
+    study = StudySettings(sides=tuple(row["scores"]), entries=(row["entry"],), seeds=(row["seed"],))
+    folder.open(Study({}, (Entry(row["entry"], {}),), study))
+    with Children(folder, device, threads) as children:
+        stopped = compare(
+            folder, _OneTrial(trial), {row["task"]: row["data"]}, children, show=show, done=lambda _: None
+        )
+    if stopped is not None:
+        return stopped
+    after = folder.row(trial.name)
+    assert after is not None
+    if "failed" in after:
+        raise MtkitError(f"row {number} of {rows_file} cannot be computed again: {after['failed']}")
+    return Reproduced(row, after)
+
+
+@dataclass(frozen=True)
+class _OneTrial:
+    """A plan of one trial."""
+
+    trial: Trial
+
+    def due(self, rows: Sequence[Mapping[str, Any]], begun: Sequence[Mapping[str, Any]] = ()) -> list[Trial]:
+        return [self.trial]
+
+
+def _with_data(settings: dict[str, Any], fingerprint: str, folder: Folder) -> dict[str, Any]:
+    """Return the settings with a folder of prepared data that has this fingerprint; prepare it if necessary."""
+    data = trial_recipe(settings, "the row").data
+    try:
+        if open_prepared(data.folder).fingerprint == fingerprint:
+            return settings
+    except DataError:
+        pass  # the folder is on another machine, or is gone
+    place = inside(folder.path, "data")
+    settings = merged(settings, {"data": {"folder": str(place)}})
+    prepare(trial_recipe(settings, "the row").data, workers=usable_cores())
+    if open_prepared(place).fingerprint != fingerprint:
+        raise MtkitError(
+            f"the data of the row cannot be prepared again: {place} differs from it; the corpora or the versions of "
+            "mtkit and sentencepiece have changed"
+        )
+    return settings

@@ -1,0 +1,51 @@
+"""Rows of a comparison: what a trial measured, and which rows count in the table."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtkit.training.progress import LOWER_IS_BETTER
+
+Row = Mapping[str, Any]
+"""Result of a trial, as its process writes it: `mtkit.experiments.folder`."""
+
+
+def of(row: Row, entry: str, task: str | None) -> bool:
+    """Return whether a row belongs to an entry on a task."""
+    return row["entry"] == entry and row.get("task") == task
+
+
+def chosen_point(rows: Sequence[Row], stage: str, seed: int) -> dict[str, Any] | None:
+    """Return the point with the best validation score among an entry's trials of the search; None if all failed."""
+    tried = [row for row in rows if row["stage"] == stage and row["seed"] == seed and "failed" not in row]
+    if not tried:
+        return None
+    return dict(max(tried, key=validation_score)["point"])
+
+
+def validation_score(row: Row) -> float:
+    """Return a row's best validation score, negated if lower is better; minus infinity without a validation."""
+    valid = row.get("valid", {})
+    by = valid.get("best_by", "bleu")
+    score = valid.get("nll" if by == "loss" else by)
+    if score is None:
+        return float("-inf")
+    return -score if by in LOWER_IS_BETTER else float(score)
+
+
+def final_rows(rows: Sequence[Row], first_seed: int | None = None) -> list[Row]:
+    """Return the rows that count in the table: those with the full budget, of each entry and task.
+
+    With a search, whose trials have the seed `first_seed`, only those at the chosen point.
+    """
+    groups: dict[tuple[str, str | None], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["entry"], row.get("task")), []).append(row)
+    chosen: list[Row] = []
+    for group in groups.values():
+        finals = [row for row in group if row["stage"] == "final"]
+        if first_seed is not None:
+            stage = "search" if any(row["stage"] == "search" for row in group) else "final"
+            point = chosen_point(group, stage, first_seed)
+            finals = [row for row in finals if point is None or row["point"] == point]
+        chosen += finals
+    return chosen

@@ -1,0 +1,68 @@
+"""Set-up of a study: the prepared data of its tasks, and the widths of matched models."""
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any
+
+from filelock import FileLock
+
+from mtkit.data.encode import usable_cores
+from mtkit.data.prepare import prepare
+from mtkit.data.prepared import open_prepared
+from mtkit.errors import MtkitError
+from mtkit.experiments.cost import matched
+from mtkit.experiments.folder import Folder
+from mtkit.experiments.study import Study, check_limits, trial_recipe
+from mtkit.experiments.trials import Plan, slug
+from mtkit.recipe import merged
+from mtkit.storage.files import inside
+from mtkit.terminal import ProgressBar, silent
+
+
+def set_up(
+    study: Study, folder: Folder, *, progress: ProgressBar = silent, say: Callable[[str], object] = lambda line: None
+) -> tuple[Plan, dict[str | None, str]]:
+    """Prepare the data of the study's tasks in the folder, and match the models if the study asks for it.
+
+    Without tasks, the recipe's data must be prepared. Return the plan of the trials, and the fingerprint of each task's
+    data.
+
+    Raises: DataError without prepared data; MtkitError for a training without a limit, and for a model that cannot be
+    matched.
+    """
+    check_limits(study)
+    tasks: dict[str | None, dict[str, Any]] = {_label(task): _data(task, folder) for task in study.settings.tasks}
+    tasks = tasks or {None: {}}
+    prepared = {}
+    for task, settings in tasks.items():
+        data = trial_recipe(merged(study.base, settings), "the study").data
+        if task is not None:
+            say(f"preparing {data.folder}")
+            with FileLock(inside(folder.path, "data", f"{task}.lock")):  # commands on the same folder wait here
+                prepare(data, workers=usable_cores(), progress=progress)
+        prepared[task] = open_prepared(data.folder)
+    widths = {}
+    if study.settings.match is not None:
+        first = folder.study().entries[0] if folder.exists() else study.entries[0]
+        for (task, side), entry in product(prepared.items(), study.entries):
+            try:
+                found = matched(study.recipe(entry), study.recipe(first), study.settings.match, side)
+            except MtkitError as error:
+                raise MtkitError(f"the entry {entry.name}: {error}") from error
+            widths[task, entry.name] = found.model.feed_forward
+    return Plan(study, tasks, widths), {task: side.fingerprint for task, side in prepared.items()}
+
+
+def _label(task: str | Mapping[str, Any]) -> str:
+    """Return the name of a task in tables: "mqar", or "mqar-pairs-16" with options."""
+    if isinstance(task, str):
+        return task
+    options = [f"{key}-{value}" for key, value in task.items() if key != "name"]
+    return slug("-".join([str(task.get("name", "task")), *options]))
+
+
+def _data(task: str | Mapping[str, Any], folder: Folder) -> dict[str, Any]:
+    settings = {"name": task} if isinstance(task, str) else dict(task)
+    place = inside(folder.path, "data", _label(task))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return {"data": {"task": settings, "folder": str(place)}}

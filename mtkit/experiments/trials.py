@@ -1,0 +1,115 @@
+"""Trials of a study: which trainings there are, their names, and which are next.
+
+With a search, each entry first has one trial for each point, with the first seed. The point with the best validation
+score is the entry's; its other seeds come next.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mtkit.experiments.entries import Entry
+from mtkit.experiments.rows import Row, chosen_point, of
+from mtkit.experiments.study import Study, at_share, with_point
+from mtkit.recipe import merged
+
+LONGEST = 100
+"""Maximum characters of an entry or a point in a trial's name; the rest is replaced by a hash."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of a study."""
+
+    name: str
+    """Name of its files: `band-window_radius-16.seed-1`."""
+    entry: str
+    task: str | None
+    seed: int
+    stage: str
+    """"final", or "search" for a trial with a share of the budget, which only chooses the point."""
+    point: Mapping[str, Any] = field(default_factory=dict)
+    """Searched settings: {"training.peak_rate": 0.003}."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Nested settings of the recipe, as they are written."""
+
+
+Widths = Mapping[tuple[str | None, str], int]
+"""Feed-forward widths of matched models, by task and entry; empty without matching."""
+
+
+class Plan:
+    """The trials of a study, given the rows that exist."""
+
+    def __init__(self, study: Study, tasks: Mapping[str | None, Mapping[str, Any]], widths: Widths) -> None:
+        """Plan the trials on each task; `tasks` holds nested settings of their data, by name (None: no task)."""
+        self.study = study
+        self._tasks = tasks
+        self._widths = widths
+
+    def due(self, rows: Sequence[Row], begun: Sequence[Row] = ()) -> list[Trial]:
+        """Return all trials that can be named now, in order: searches, then the seeds of each chosen point.
+
+        A search by Optuna names its next point when it knows the results of the points before. `begun` are the trials
+        that have been started, finished or not, without their results.
+        """
+        return [
+            trial
+            for task in self._tasks
+            for entry in self.study.entries
+            for trial in self._of_entry(
+                entry,
+                task,
+                [row for row in rows if of(row, entry.name, task)],
+                [row for row in begun if of(row, entry.name, task)],
+            )
+        ]
+
+    def _of_entry(self, entry: Entry, task: str | None, rows: Sequence[Row], begun: Sequence[Row]) -> Iterator[Trial]:
+        search, seeds = self.study.settings.search, self.study.seeds
+        if search is None:
+            yield from (self.trial(entry, task, seed, {}) for seed in seeds)
+            return
+        stage = "search" if search.share < 1 else "final"
+        points = search.grid() if search.method == "grid" else self._asked(rows, begun, stage)
+        tried = [self.trial(entry, task, seeds[0], point, stage) for point in points]
+        yield from tried
+        done = {row["trial"] for row in rows}
+        complete = search.method == "grid" or len(points) == search.trials
+        if complete and all(trial.name in done for trial in tried):
+            point = chosen_point(rows, stage, seeds[0])
+            if point is not None:
+                yield from (trial for seed in seeds if (trial := self.trial(entry, task, seed, point)) not in tried)
+
+    def _asked(self, rows: Sequence[Row], begun: Sequence[Row], stage: str) -> list[dict[str, Any]]:
+        """Return the points of a search by Optuna so far, and the next one."""
+        from mtkit.experiments.search import points
+
+        search, seed = self.study.settings.search, self.study.seeds[0]
+        assert search is not None
+        tried = ([row for row in some if row["stage"] == stage and row["seed"] == seed] for some in (rows, begun))
+        return points(search, *tried)
+
+    def trial(self, entry: Entry, task: str | None, seed: int, point: Mapping[str, Any], stage: str = "final") -> Trial:
+        """Return the trial of an entry on a task with a seed at a point of the search."""
+        recipe = with_point(merged(self.study.base, entry.settings), point)
+        recipe = merged(recipe, {"seed": seed, **self._tasks[task]})
+        if (task, entry.name) in self._widths:
+            recipe = merged(recipe, {"model": {"feed_forward": self._widths[task, entry.name]}})
+        search = self.study.settings.search
+        if stage == "search" and search is not None:
+            complete = self.study.recipe(Entry(entry.name, recipe)).training
+            recipe = merged(recipe, {"training": at_share(complete.model_dump(), search.share)})
+        values = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in point.items())
+        parts = [task, slug(entry.name), slug(values), f"seed-{seed}", "search" if stage == "search" else None]
+        return Trial(".".join(filter(None, parts)), entry.name, task, seed, stage, dict(point), recipe)
+
+
+def slug(text: str) -> str:
+    """Return a text as a part of a file name: "band-window_radius-16" for "band[window_radius=16]"."""
+    name = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.")
+    if len(name) <= LONGEST and (name or not text):
+        return name
+    return f"{name[: LONGEST - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}".lstrip("-")
