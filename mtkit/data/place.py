@@ -18,6 +18,9 @@ from mtkit.text.corpora import EMPTY_LINES, Facts
 Corpora = dict[str, Sequence[Corpus]]
 """The corpora of each side."""
 
+CONTRASTIVE = "contrastive.jsonl"
+"""File of the test sides' contrastive pairs, in the folder of prepared data."""
+
 
 def identify(
     settings: DataSettings, facts: Mapping[str, Sequence[Facts]]
@@ -98,9 +101,10 @@ def check_contents(folder: Path, sides: Iterable[str]) -> None:
         record = read_record(folder)
         sides = [*sides, *record["sides"]]
         ends = [str(record["settings"].get(language)) for language in ("source_language", "target_language")]
-    names = {"prepared.json", *(f"tokenizer/{name}.model" for name in ("joint", "source", "target", "folding"))}
+    names = {"prepared.json", CONTRASTIVE}
+    names |= {f"tokenizer/{name}.model" for name in ("joint", "source", "target", "folding")}
     names |= {f"{name}.arrow" for name in ("train", "valid", "test", *sides)}
-    names |= {f"text/{name}.{end}" for name in ("train", "valid", "test", *sides) for end in ("en", "de", *ends)}
+    names |= {f"text/{name}.{end}" for name in ("train", "valid", "test", *sides) for end in ("en", "de", "ids", *ends)}
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     if others := sorted(files - names):
         more = f" and {len(others) - 1:,} other files" if len(others) > 1 else ""

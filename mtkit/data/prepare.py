@@ -18,7 +18,7 @@ from mtkit.data.builtin.registry import builtin_sides
 from mtkit.data.chunks import SideText
 from mtkit.data.cleaning import REASONS, Repeats, Seen
 from mtkit.data.encode import Encoder
-from mtkit.data.place import Corpora, check_contents, check_place, identify, prepared_by
+from mtkit.data.place import CONTRASTIVE, Corpora, check_contents, check_place, identify, prepared_by
 from mtkit.data.prepared import FORMAT, Record, open_prepared, read_record
 from mtkit.data.resolve import with_languages, with_named_sets, with_task_defaults, with_tokenizer
 from mtkit.data.shards import Shards, check_joined
@@ -27,7 +27,7 @@ from mtkit.data.vocabulary import TextSample, copy_tokenizers, make_tokenizers, 
 from mtkit.errors import DataError, DiffersError
 from mtkit.recipe import differences
 from mtkit.recipe.data import Corpus, DataSettings
-from mtkit.storage.files import inside, json_text, locked, write_json, writing
+from mtkit.storage.files import inside, json_text, locked, write_json, write_text, writing
 from mtkit.storage.jobs import Part, all_parts
 from mtkit.terminal import ProgressBar, silent
 from mtkit.text.corpora import measure_corpus, name_of
@@ -333,17 +333,29 @@ def _fingerprint(identity: dict[str, Any], tokenizer: Path) -> str:
 
 
 def _write_builtin(settings: DataSettings, folder: Path, progress: ProgressBar) -> Corpora:
-    """Draw the built-in corpus or task into plain text files, which are prepared like other text."""
+    """Draw the built-in corpus or task into plain text files, which are prepared like other text.
+
+    The contrastive pairs of the test sides, if there are any, become a file next to `folder`.
+    """
     folder.mkdir()
     sides: Corpora = {}
+    contrastive: list[str] = []
     for name, side in builtin_sides(settings).items():
-        paths = folder / f"{name}.{settings.source_language}", folder / f"{name}.{settings.target_language}"
-        with (
-            paths[0].open("w", encoding="utf-8", newline="") as source,
-            paths[1].open("w", encoding="utf-8", newline="") as target,
-        ):
+        ends = (settings.source_language, settings.target_language, "ids")
+        source, target, ids = (folder / f"{name}.{end}" for end in ends)
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(path.open("w", encoding="utf-8", newline="")) for path in (source, target, ids)
+            ]
             for pair in progress(side.draw(), f"drawing {name}", side.size):
-                source.write(pair.source + "\n")
-                target.write(pair.target + "\n")
-        sides[name] = (Corpus(source=paths[0], target=paths[1]),)
+                for file, text in zip(files, pair, strict=True):
+                    if text is not None:
+                        file.write(text + "\n")
+        documents = ids if ids.stat().st_size else None
+        if documents is None:
+            ids.unlink()
+        sides[name] = (Corpus(source=source, target=target, documents=documents),)
+        contrastive += [json.dumps(pair, ensure_ascii=False) + "\n" for pair in side.contrastive()]
+    if contrastive:
+        write_text(folder.parent / CONTRASTIVE, "".join(contrastive))
     return sides

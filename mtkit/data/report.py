@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from mtkit.data.cleaning import REASONS
+from mtkit.data.place import CONTRASTIVE
 from mtkit.data.prepare import Report
 from mtkit.data.prepared import open_prepared
 from mtkit.data.sides import RARE
@@ -39,7 +40,10 @@ def summary(report: Report, max_length: int) -> str:
     parts = [head, *report.notes, "", aligned(rows), "", *_cleaning(record["sides"]), *_repairs(record["inputs"])]
     parts += _oddities(record)
     if documents := settings["documents"]:
-        parts.append(f"documents: training joins their segments anew each epoch, up to {documents['pieces']:,} pieces")
+        joins = "fills rows with their segments" if documents.get("whole") else "joins their segments anew each epoch"
+        parts.append(f"documents: training {joins}, up to {documents['pieces']:,} pieces")
+    if (folder / CONTRASTIVE).is_file():
+        parts.append(f"contrastive pairs of the test sides, with their context: {folder / CONTRASTIVE}")
     too_long = open_prepared(folder).train.too_long(max_length)
     parts.append(f"also left out of training: {too_long:,} too long (over {max_length:,} pieces)")
     parts += [_vocabulary(record), *_too_large(record), *_hard_to_spell(record["sides"]), *_altered(record)]

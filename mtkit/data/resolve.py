@@ -7,11 +7,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from mtkit.data.builtin.discourse import DocumentTask
 from mtkit.data.builtin.registry import find_task
 from mtkit.data.prepared import open_prepared
-from mtkit.errors import DataError, did_you_mean, shown
+from mtkit.errors import DataError, RecipeError, did_you_mean, shown
 from mtkit.recipe import make_recipe
-from mtkit.recipe.data import Corpus, DataSettings
+from mtkit.recipe.data import Corpus, DataSettings, DocumentSettings
 from mtkit.recipe.file import read_settings
 from mtkit.recipe.settings import RUNS
 from mtkit.storage.files import check_regular
@@ -107,7 +108,8 @@ def _format(value: object) -> str:
 def with_task_defaults(settings: DataSettings) -> DataSettings:
     """Return the settings with the languages and the tokenizer settings of their task, as far as they name none.
 
-    Settings without a task are unchanged. Raises: RecipeError for an unknown task.
+    A task of documents has defaults for other sections too. Settings without a task are unchanged. Raises: RecipeError
+    for an unknown task, and for settings that its documents rule out.
     """
     if settings.task is None:
         return settings
@@ -118,7 +120,26 @@ def with_task_defaults(settings: DataSettings) -> DataSettings:
     if settings.tokenizer_from is None:
         unset = {key: value for key, value in task.tokenizer.items() if key not in settings.tokenizer.model_fields_set}
         update["tokenizer"] = settings.tokenizer.model_copy(update=unset)
+    if isinstance(task, DocumentTask):
+        update |= _document_defaults(settings, task)
+    elif settings.documents is not None:
+        raise RecipeError(f"data.documents: the segments of the task {task.name} are independent; leave it out")
     return settings.model_copy(update=update)
+
+
+def _document_defaults(settings: DataSettings, task: DocumentTask) -> dict[str, Any]:
+    """Return the sections of settings with the defaults of the task, as far as they name none."""
+    if settings.cleaning.overlap and "overlap" in settings.cleaning.model_fields_set:
+        raise RecipeError(
+            f"data.cleaning.overlap = true would leave sentences out of documents of the task {task.name}; leave the "
+            "setting out: no held-out document is in training"
+        )
+    update = {}
+    for name, defaults in task.settings.items():
+        section = getattr(settings, name) or DocumentSettings()
+        unset = {key: value for key, value in defaults.items() if key not in section.model_fields_set}
+        update[name] = section.model_copy(update=unset)
+    return update
 
 
 def with_languages(settings: DataSettings) -> tuple[DataSettings, list[str]]:

@@ -282,6 +282,7 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _documents_need_boundaries(self) -> Self:
-        if self.documents is not None and not any(corpus.documents is not None for corpus in self.train):
+        marked = any(corpus.documents is not None for corpus in self.train)
+        if self.documents is not None and self.task is None and not marked:
             raise ValueError("data.documents needs a training corpus with document boundaries (its `documents`)")
         return self

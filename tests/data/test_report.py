@@ -95,3 +95,10 @@ def test_a_few_odd_lines_are_noted_and_plain_text_is_not(builtin: Prepared) -> N
     record["inputs"]["train"] = {"sha256": "", "lines": 20_000, "oddities": {"entities": {"source": [19, 4]}}}  # type: ignore[typeddict-unknown-key]
     text = summary(Report(builtin.folder, unchanged=False, record=record), max_length=1_024)
     assert "\nnote: 19 source lines of train (from line 4 on) have HTML entities" in text
+
+
+def test_the_summary_names_the_file_of_contrastive_pairs_and_whole_documents(tmp_path: Path) -> None:
+    data = {"task": {"name": "names", "longest": 2, "train": 40, "valid": 4, "test": 4}, "folder": tmp_path / "data"}
+    text = summary(prepare(DataSettings.model_validate(data)), max_length=1_024)
+    assert f"context: {tmp_path / 'data' / 'contrastive.jsonl'}\n" in text
+    assert "training fills rows with their segments, up to 1,000 pieces\n" in text
