@@ -1,4 +1,4 @@
-"""`mtkit plot`: draw what a run attends to, and what its heads have learned."""
+"""`mtkit plot`: draw attention, output distributions, position encodings, and what heads have learned."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +15,7 @@ from mtkit.cli.options import (
     RunName,
     Threads,
     Translation,
+    nonempty,
     use_threads,
 )
 from mtkit.cli.progress import note, steps
@@ -28,13 +29,14 @@ plot = typer.Typer(invoke_without_command=True)
 
 @plot.callback()
 def _plot(context: typer.Context) -> None:
-    """Draw what a run attends to, and what its heads have learned.
+    """Draw attention, output distributions, position encodings, and what heads have learned.
 
     \b
     Examples:
       mtkit plot attention --source "The boy sleeps."
       mtkit plot learned
       mtkit plot output --source "The boy sleeps."
+      mtkit plot positions
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -202,6 +204,59 @@ def learned(
     sample = "" if heads.loss is None else f", {heads.segments:,} validation segments, loss {heads.loss:.3f}"
     draw_heads(heads, f"{chosen.folder.name}, {folder.name}{sample}", output)
     typer.echo(f"\n{output}")
+
+
+@plot.command()
+def positions(
+    name: RunName = None,
+    run: RunFolder = None,
+    checkpoint: Checkpoint = "best",
+    preset: Annotated[
+        str | None, typer.Option(help="Draw an untrained model of this size instead: tiny, small, base or big.")
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Draw an untrained model of this recipe instead: a file or a name.")
+    ] = None,
+    count: Annotated[int, typer.Option("--positions", min=2, help="Positions, from the first.")] = 100,
+    dimension: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Dimension drawn as a line, from 0; repeatable.  [default: four of them]"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Picture (PNG).  [default: positions.png]")
+    ] = None,
+) -> None:
+    """Draw the position encodings of a run, or of an untrained model.
+
+    Each encoding has lines of some dimensions over positions (left) and a heat map of all dimensions (right): absolute
+    positions, sinusoidal or learned, and the relative positions of attention (rotary, ALiBi, Shaw's). `mtkit plot
+    learned` shows what other mechanisms learn by distance.
+
+    \b
+    Examples:
+      mtkit plot positions
+      mtkit plot positions --preset base --dimension 4 --dimension 5 --dimension 6
+    """
+    _check_matplotlib()
+
+    from mtkit.evaluation.positions import draw_positions, encodings_of
+    from mtkit.model.build import build_model
+    from mtkit.recipe import load_recipe
+    from mtkit.runs import find_run
+    from mtkit.storage.files import check_outputs, inside
+
+    output = inside(Path(), "positions.png") if output is None else output
+    check_outputs([output])
+    if preset is None and recipe is None:
+        model = find_run(run, name).load_model(checkpoint)
+    elif run is not None or name is not None:
+        raise MtkitError("--preset and --recipe draw an untrained model; leave them out, or --name and --run")
+    else:
+        settings = load_recipe(recipe, nonempty(preset=preset))
+        model = build_model(settings, source_vocabulary=8, target_vocabulary=8, tasks=1)
+    encodings = encodings_of(model, count)
+    draw_positions(encodings, output, dimension or ())
+    typer.echo("\n".join([*(encoding.name for encoding in encodings), "", str(output)]))
 
 
 def _check_matplotlib() -> None:

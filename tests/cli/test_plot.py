@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mtkit.cli.app import app
-from mtkit.errors import DataError
+from mtkit.errors import DataError, MtkitError
 from tests.decoding.trained import Trained, make_run
 
 
@@ -76,3 +76,14 @@ def test_output_of_a_long_target_is_cut(trained: Trained, tmp_path: Path, monkey
     result = call("output", "--run", str(trained.run.folder), *arguments)
     assert "note: only the first 3 of" in result.stderr
     assert len(result.stdout.splitlines()) == 1 + 3 + 2
+
+
+def test_positions_of_a_run_and_of_a_preset(trained: Trained, tmp_path: Path) -> None:
+    for number, model in enumerate((("--run", str(trained.run.folder)), ("--preset", "tiny"))):
+        picture = tmp_path / f"{number}.png"
+        result = call("positions", *model, "--positions", "12", "--dimension", "3", "--output", str(picture))
+        assert result.exit_code == 0, result.output
+        assert result.output.splitlines() == ["sinusoidal positions: source and target", "", str(picture)]
+        assert picture.exists()
+    result = call("positions", "--run", str(trained.run.folder), "--preset", "tiny")
+    assert isinstance(result.exception, MtkitError)
