@@ -11,13 +11,17 @@ from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
     from mtkit.evaluation.contrastive_files import ContrastiveFile
+    from mtkit.evaluation.gold_alignments import GoldLinks, Link
     from mtkit.runs import Run
 
 MODEL = {"direction", "checkpoint", "device", "threads"}
 """Options of scores that a model computes."""
 
 CONTRASTIVE = {"contrastive", "source_context", "target_context", "documents", "length_penalty"}
-"""Options of contrastive translations."""
+"""Options of contrastive translations only."""
+
+GOLD = {"gold_alignments", "one_based"}
+"""Options of gold alignments only."""
 
 OF_ALL = {"run", "name", "as_json"}
 
@@ -43,7 +47,8 @@ def score(
         typer.Option(metavar="FILE", help="Reference translations; repeatable."),
     ] = None,
     source: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Source of --hypothesis, for --by-length.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Source, for --by-length of --hypothesis or --gold-alignments."),
     ] = None,
     side: Annotated[
         list[str] | None,
@@ -96,6 +101,15 @@ def score(
     length_penalty: Annotated[
         float | None, typer.Option(min=0, help="Exponent of length normalisation of --contrastive.  [default: 0]")
     ] = None,
+    gold_alignments: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Score the word alignments of --source with --reference by these links of annotators."
+        ),
+    ] = None,
+    one_based: Annotated[
+        bool, typer.Option("--one-based", help="Words of --gold-alignments are numbered from 1, not 0.")
+    ] = False,
     direction: Direction = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
@@ -114,12 +128,16 @@ def score(
     and "target_context": ["...", ...], and "labels": {"kind": "pronoun", "distance": 4}. Intervals are Wilson's; runs
     are compared by McNemar's exact test. Each run keeps the scores of all segments in its folder.
 
+    --gold-alignments prints the alignment error rate (Och and Ney, 2003) of the links by a run's attention, or of the
+    links in --hypothesis. Sure links are written 0-0, possible ones 1p2 or 1?2, or all in NAACL's form, "18 1 2 P".
+
     \b
     Examples:
       mtkit score
       mtkit score --name one --name two
       mtkit score --hypothesis out.de --reference test.de
       mtkit score --contrastive pronouns.jsonl --name one --name two
+      mtkit score --gold-alignments links --source text.en --reference text.de
     """
     options = dict(locals())  # all parameters, by name
     _check_options(options)
@@ -132,6 +150,10 @@ def score(
         use_threads(threads)
         file = ContrastiveFile(contrastive, contexts)
         typer.echo(_score_contrastive(find_runs(run, name), file, checkpoint, device, how, as_json=as_json))
+        return
+    if gold_alignments is not None:
+        use_threads(threads)
+        typer.echo(_score_links(options))
         return
     from mtkit.data.resolve import with_languages
     from mtkit.evaluation.report import score_side, side_object, sides_text
@@ -190,14 +212,21 @@ def _check_options(options: dict[str, Any]) -> None:
     """Raises: MtkitError for an option, by its name in Python, that does not go with the others."""
     defaults = {"checkpoint": "best", "device": "auto"}
     chosen = {name for name, value in options.items() if value not in (None, [], defaults.get(name))}
-    chosen -= {name for name in ("by_length", "as_json") if not options[name]}
+    chosen -= {name for name in ("by_length", "as_json", "one_based") if not options[name]}
     if "contrastive" in chosen:
         wrong, why = chosen - CONTRASTIVE - MODEL - OF_ALL, "does not go with --contrastive"
+    elif "gold_alignments" in chosen:
+        texts = {"hypothesis"} if "hypothesis" in chosen else {"source", "reference", "run", "name", *MODEL}
+        wrong, why = chosen - GOLD - texts - {"paired_test", "as_json"}, "does not go with --gold-alignments"
+        why += " of --hypothesis" if "hypothesis" in chosen else ""
     else:
-        wrong, why = chosen & (CONTRASTIVE | MODEL), "applies to --contrastive only"
+        wrong, why = chosen & (CONTRASTIVE | GOLD | MODEL), "applies to --contrastive or --gold-alignments only"
     for name in options:
         if name in wrong:
             raise MtkitError(f"--{name.replace('_', '-')} {why}; leave it out")
+    is_gold = "gold_alignments" in chosen and "hypothesis" not in chosen
+    if is_gold and (options["source"] is None or len(options["reference"] or []) != 1):
+        raise MtkitError("--gold-alignments needs --source FILE and one --reference FILE, the text that was annotated")
     if len(chosen & {"source_context", "target_context"}) == 1:
         raise MtkitError("--source-context and --target-context go together; give both, or neither")
 
@@ -224,3 +253,44 @@ def _score_contrastive(
         content = contrastive_object(str(file.path), names, systems, groups, how["length_penalty"])
         return json_text(content, indent=2, ensure_ascii=False)
     return contrastive_text(str(file.path), names, groups, how["length_penalty"])
+
+
+def _score_links(options: dict[str, Any]) -> str:
+    """Score word alignments of runs, or of files of links, by gold links; return the table or the JSON object."""
+    from mtkit.evaluation.gold_alignments import compare_links, links_object, links_text, read_links
+    from mtkit.evaluation.significance import TESTS
+    from mtkit.storage.files import json_text
+
+    file: Path = options["gold_alignments"]
+    if options["hypothesis"]:
+        gold = read_links(file, one_based=options["one_based"])
+        names = [str(path) for path in options["hypothesis"]]
+        systems = [[set(line.possible) for line in read_links(path, len(gold))] for path in options["hypothesis"]]
+    else:
+        gold, names, systems = _link_runs(options)
+    comparison = compare_links(gold, systems, tests=options["paired_test"] or TESTS, progress=through)
+    if options["as_json"]:
+        return json_text(links_object(str(file), names, gold, comparison), indent=2, ensure_ascii=False)
+    return links_text(str(file), names, gold, comparison)
+
+
+def _link_runs(options: dict[str, Any]) -> "tuple[list[GoldLinks], list[str], list[list[set[Link]]]]":
+    """Link the words of the annotated text by each run; return gold links, names of runs and their links."""
+    from mtkit.cli.translation import heads_for
+    from mtkit.decoding.alignment import check_weights
+    from mtkit.decoding.translator import Translator
+    from mtkit.evaluation.gold_alignments import link_words, read_links
+    from mtkit.evaluation.systems import system_names
+    from mtkit.runs import find_runs
+    from mtkit.text.text_files import Lines
+
+    sources, targets = (list(Lines(path)) for path in (options["source"], options["reference"][0]))
+    gold = read_links(options["gold_alignments"], len(sources), one_based=options["one_based"])
+    runs, systems = find_runs(options["run"], options["name"]), []
+    for run in runs:
+        chosen = {"checkpoint": options["checkpoint"], "device": options["device"], "engine": "mtkit"}
+        translator = Translator([run], say=note, **chosen)
+        check_weights(translator.network)
+        heads = heads_for(translator, run.recipe.data.folder)
+        systems.append(link_words(translator, heads, sources, targets, gold, direction=options["direction"], say=note))
+    return gold, system_names(runs), systems

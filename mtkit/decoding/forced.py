@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,18 @@ Layers = list[Tensor | None]
 """The weights of each cross-attention layer; None for a mechanism that has none."""
 
 Result = TypeVar("Result")
+
+
+class Limited(Protocol):
+    """A model or an engine with limits of length."""
+
+    @property
+    def longest_source(self) -> int | None:
+        """The maximum number of source pieces, EOS counted."""
+
+    @property
+    def longest_target(self) -> int | None:
+        """The maximum number of target pieces, EOS counted."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +77,8 @@ def force_lines(
     Raises: DataError for unequal numbers of lines, and for a line that is too long for the model.
     """
     lines = SourceLines.of(lines)
-    if len(lines.lines) != len(targets):
-        raise DataError(f"{len(lines.lines):,} source lines and {len(targets):,} target lines do not make pairs")
-    front = Source(lines, tokenizers.source, engine.longest_source)
-    encoded = tokenizers.target.encode_lines(targets)
+    front, encoded = check_pairs(engine, tokenizers, lines, targets)
     source = front.encoded
-    numbers = range(len(targets)) if lines.numbers is None else lines.numbers
-    _check_lengths([len(pieces) + 1 for pieces in source], front.longest and front.longest + 1, "source", numbers)
-    _check_lengths([len(pieces) + 1 for pieces in encoded], engine.longest_target, "target", numbers)
     if contexts is None or limits is None:
         pairs = [Pair(front.segment(row, source[row]), [*target, EOS]) for row, target in enumerate(encoded)]
     else:
@@ -91,6 +97,23 @@ def force_lines(
 
         segments, all_targets = [pair.segment for pair in pairs], [pair.target for pair in pairs]
         return _in_batches(force, segments, all_targets, engine.settings.batch_tokens, device, on_progress)
+
+
+def check_pairs(
+    model: Limited, tokenizers: Tokenizers, lines: SourceLines, targets: Sequence[str]
+) -> tuple[Source, list[list[int]]]:
+    """The source, and the pieces of the target lines, which make pairs within the limits of the model.
+
+    Raises: DataError for unequal numbers of lines, and for a line that is too long for the model.
+    """
+    if len(lines.lines) != len(targets):
+        raise DataError(f"{len(lines.lines):,} source lines and {len(targets):,} target lines do not make pairs")
+    front = Source(lines, tokenizers.source, model.longest_source)
+    encoded = tokenizers.target.encode_lines(targets)
+    numbers = range(len(targets)) if lines.numbers is None else lines.numbers
+    _check_lengths([len(part) + 1 for part in front.encoded], front.longest and front.longest + 1, "source", numbers)
+    _check_lengths([len(part) + 1 for part in encoded], model.longest_target, "target", numbers)
+    return front, encoded
 
 
 def _without_context(pair: Pair, log_probs: Sequence[float]) -> Forced:

@@ -18,7 +18,7 @@ from mtkit.decoding.lines.source import Directions, Documents, SourceLines, Trai
 from mtkit.decoding.output_steps import Step, output_steps
 from mtkit.decoding.parallel import Workers
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
-from mtkit.decoding.word_alignment import Heads, Links, link_lines
+from mtkit.decoding.word_alignment import Heads, Links, link_lines, link_targets
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.model.network import Model, Network
@@ -225,6 +225,10 @@ class Translator:
     def links(self, lines: SourceLines, translations: Sequence[Translation], heads: Heads) -> list[Links]:
         """The links between the words of each line and its translation, which `translate` returned."""
         return link_lines(self.network, self.tokenizers, heads, lines, translations)
+
+    def link_targets(self, lines: SourceLines, targets: Sequence[str], heads: Heads) -> list[Links]:
+        """The links between the words of each line and of a given translation; see `word_alignment.link_targets`."""
+        return link_targets(self.network, self.tokenizers, heads, lines, targets)
 
     def force(
         self,

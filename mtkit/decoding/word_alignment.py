@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.decoding.forced import Layers, over_segments
+from mtkit.decoding.forced import Layers, check_pairs, over_segments
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Probabilities, learn_probabilities, training_text
 from mtkit.decoding.lines.source import Segment, Source, SourceLines
@@ -236,6 +236,20 @@ def link_lines(
         for line, its_links in blocks:
             links[line] += its_links
     return [sorted(set(its_links)) for its_links in links]
+
+
+def link_targets(
+    network: Network, tokenizers: Tokenizers, heads: Heads, lines: SourceLines | Sequence[str], targets: Sequence[str]
+) -> list[Links]:
+    """The links of each line with a given translation; none if one of the two is blank.
+
+    Raises: DataError for unequal numbers of lines, and for a line that is too long for the model.
+    """
+    lines = SourceLines.of(lines)
+    whole = SourceLines(lines.lines, lines.directions, numbers=lines.numbers)
+    _, encoded = check_pairs(network, tokenizers, whole, targets)
+    texts = zip(targets, encoded, strict=True)
+    return link_lines(network, tokenizers, heads, whole, [Translation(text, 0.0, 0.0, (*p, EOS)) for text, p in texts])
 
 
 @dataclass(frozen=True)

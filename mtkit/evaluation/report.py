@@ -279,13 +279,14 @@ def _comparison_table(side: SideScores) -> str:
                 score = comparison.scores[number][metric]
                 system = files.system if len(side.files) > 1 else ""
                 difference = comparison.differences[number - 1][metric] if number else None
-                cells = [f"{score.value:.2f}", _interval(score), *_difference_cells(difference)]
+                cells = [f"{score.value:.2f}", _interval(score), *difference_cells(difference)]
                 rows.append([score.name, *where, system, *cells])
     heads = ["metric", "direction", "segments", "system", "score", "95% interval", "difference"]
     return _table([*heads, "p bootstrap", "p randomisation"], rows)
 
 
-def _difference_cells(difference: Difference | None) -> list[str]:
+def difference_cells(difference: Difference | None) -> list[str]:
+    """Return the cells of a table for a difference: its value, and a p-value for each test."""
     if difference is None:
         return ["", "", ""]
     p_values = [difference.bootstrap_p, difference.randomisation_p]

@@ -277,5 +277,35 @@ def test_contrastive_translations_of_several_runs() -> None:
         with pytest.raises(MtkitError, match=message):
             typed(*both, *wrong)
     for option in (["--sentences"], ["--checkpoint", "last"], ["--direction", "en-de"], ["--length-penalty", "0"]):
-        with pytest.raises(MtkitError, match="applies to --contrastive only"):
+        with pytest.raises(MtkitError, match="applies to --contrastive or --gold-alignments only"):
             typed("--name", "one", *option)
+
+
+def test_gold_alignments_of_runs_and_of_files() -> None:
+    contrastive_run("third", 3)
+    Path("text").write_text("".join(f"{line}\n" for line in sentences(3, 1)))
+    words = [line.split() for line in Path("text").read_text().splitlines()]
+    in_order = [" ".join(f"{place}-{place}" for place in range(len(line))) for line in words]
+    Path("links").write_text("".join(f"{line}\n" for line in in_order))
+    Path("none").write_text("\n\n0-0\n")
+    gold = ["--gold-alignments", "links"]
+    text = ["--source", "text", "--reference", "text", "--name", "third"]
+    result = typed(*gold, *text)
+    assert result.stdout.startswith(f"links: 3 lines, {sum(map(len, words))} sure and 0 possible links")
+    assert "words are aligned by" in result.stderr
+    files = json.loads(typed(*gold, "--hypothesis", "links", "--hypothesis", "none", "--json").stdout)
+    assert [system["scores"][0]["value"] for system in files["systems"]] == [
+        0,
+        pytest.approx(100 * (1 - 2 / (1 + sum(map(len, words))))),
+    ]
+    assert files["systems"][1]["differences"][0]["randomisation_p"] is not None
+    for wrong, message in (
+        ([*gold, "--source", "text"], "needs --source FILE and one --reference FILE"),
+        ([*gold, *text, "--metric", "BLEU"], "--metric does not go with --gold-alignments"),
+        ([*gold, "--hypothesis", "links", "--source", "text"], "--source does not go with --gold-alignments of --hyp"),
+        ([*gold, *text, "--one-based"], "has a word 0; leave --one-based out"),
+        ([*gold, *text, "--paired-test", "x"], "no test 'x'"),
+        (["--one-based"], "--one-based applies to --contrastive or --gold-alignments only"),
+    ):
+        with pytest.raises(MtkitError, match=message):
+            typed(*wrong)
