@@ -98,10 +98,16 @@ def score_seeds(
 
     `entries` holds the seeds' statistics by entry; entries may have different numbers of seeds, at least one.
 
-    Raises: MtkitError if seeds have different numbers of segments, or there are fewer than 2 resamples.
+    Raises: MtkitError if an entry has no seed, seeds have different numbers of segments, or there are fewer than 2
+    resamples.
     """
     if resamples < 2:
         raise MtkitError(f"{resamples} resamples give no interval; set {RESAMPLES}")
+    for number, entry in enumerate(entries):
+        if not entry:
+            raise MtkitError(f"entry {number + 1} has no seed with scores; leave it out")
+    if not entries:
+        return []
     flat = [statistics for entry in entries for statistics in entry]
     segments = len(flat[0].rows)
     for number, entry in enumerate(entries):

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import ArrayLike, NDArray
 
 from mtkit.errors import MtkitError
-from mtkit.evaluation.scores import ALL_METRICS, named_metrics, with_intervals
+from mtkit.evaluation.scores import ALL_METRICS, named_metrics, wilson, with_intervals
 from mtkit.evaluation.seeds import differences, holm, score_seeds, summarise, summary_of
 from mtkit.evaluation.statistics import Statistics, gather
 from tests.evaluation.test_statistics import corpus
@@ -192,6 +192,39 @@ def test_equal_scores_of_few_seeds_are_not_certain() -> None:
     assert tested.p > 0.1
 
 
+def exact(matches: NDArray[np.bool_]) -> list[Statistics]:
+    """The statistics of exact match (seeds, segments)."""
+    ((name, ways),) = named_metrics(["exact"])
+    rows = np.stack([matches, np.ones_like(matches)], axis=-1).astype(float)
+    return [Statistics(name, ways, row, np.zeros(len(row), dtype=np.intp)) for row in rows]
+
+
+def test_exact_match_of_several_seeds_has_wilsons_interval() -> None:
+    matches = crossed(3, 300, 1, 12) > 0
+    (summary,) = summarise(score_seeds([exact(matches)], 20_000))
+    of_seeds, of_segments = parts_of(matches * 100.0)
+    total = of_seeds + of_segments
+    # at both ends, the distance to the mean is the quantile times the standard error of that share
+    quantiles = []
+    for end in (summary.low, summary.high):
+        assert end is not None
+        error = (total * end * (100 - end) / summary.mean / (100 - summary.mean)) ** 0.5
+        quantiles.append(abs(end - summary.mean) / error)
+    assert quantiles[0] == pytest.approx(quantiles[1])
+    assert tail(quantiles[0], of_seeds / total, 2, 299) == pytest.approx(0.05, rel=0.03)
+
+
+def test_segments_add_no_variance_if_seeds_fail_on_different_ones() -> None:
+    matches = np.ones((3, 100), dtype=bool)
+    matches[0, :10] = matches[1, 10:21] = matches[2, 21:31] = False
+    (scores, shares) = (score_seeds([entry], 1000) for entry in (means(matches * 100.0), exact(matches)))
+    (summary,) = summarise(scores)
+    assert (summary.low, summary.high) == pytest.approx((89.667 - 4.3027 / 3, 89.667 + 4.3027 / 3), abs=1e-3)
+    # no more certain than 300 independent segments
+    (summary,) = summarise(shares)
+    assert (summary.low, summary.high) == pytest.approx(wilson(269, 300, 4.30265), abs=1e-3)
+
+
 def test_intervals_stay_in_the_range_of_the_metric() -> None:
     (bleu,) = summarise(score_seeds([entry("BLEU", [0.0, 0.2])], 100))
     assert bleu.high == 100
@@ -214,6 +247,9 @@ def test_one_segment_gives_neither_interval_nor_test() -> None:
 def test_entries_on_other_segments_are_refused() -> None:
     with pytest.raises(MtkitError, match="seed 2 of entry 2 has scores of 9 segments and the first entry of 10"):
         score_seeds([means(crossed(1, 10, 1)), [*means(crossed(1, 10, 2)), *means(crossed(1, 9, 3))]])
+    with pytest.raises(MtkitError, match="entry 2 has no seed"):
+        score_seeds([means(crossed(1, 10, 1)), []])
+    assert score_seeds([]) == differences([]) == []
     with pytest.raises(MtkitError, match="1 resamples"):
         score_seeds([means(crossed(1, 10, 1))], 1)
 

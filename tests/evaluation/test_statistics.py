@@ -10,7 +10,7 @@ import pytest
 
 from mtkit.evaluation import statistics
 from mtkit.evaluation.scores import ALL_METRICS, named_metrics, score_corpus
-from mtkit.evaluation.statistics import Statistics, gather, resample, shuffle
+from mtkit.evaluation.statistics import Statistics, gather, resample, resampled_values, shuffle
 
 
 def corpus(segments: int, noise: float, seed: int = 1) -> list[str]:
@@ -54,6 +54,14 @@ def test_the_size_of_the_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch)
         np.testing.assert_array_equal(one, other)
     for small, large in zip(of(corpus(45, 0.3)), systems[0], strict=True):
         np.testing.assert_array_equal(small.rows, large.rows)
+
+
+def test_resampled_values_are_the_scores_of_the_resamples() -> None:
+    systems = [of(corpus(30, noise)) for noise in (0.2, 0.4)]
+    scores = resample(systems, 40)
+    for number in range(len(ALL_METRICS)):
+        values = resampled_values([system[number] for system in systems], 40)
+        assert values.tolist() == [[score.score for score in system[number]] for system in scores]
 
 
 def test_memory_does_not_grow_with_resamples_times_segments() -> None:
