@@ -55,7 +55,7 @@ class LayerHeads:
     cost: Tensor | None = None
     """(heads,) loss with the head switched off minus the loss, in nats per target piece."""
     cost_error: Tensor | None = None
-    """(heads,) standard error of the cost over segments."""
+    """(heads,) standard error of the cost over segments; None for a sample of one."""
 
 
 @dataclass(frozen=True)
@@ -313,8 +313,9 @@ class _LayerSums:
             more = torch.stack([torch.cat(parts) for parts in self.off]) - losses
             result.cost = more.sum(1) / counts.sum()
             residual = more - result.cost[:, None] * counts
-            segments = max(len(counts) - 1, 1)
-            result.cost_error = (residual.square().sum(1) * len(counts) / segments).sqrt() / counts.sum()
+            if len(counts) > 1:
+                variance = residual.square().sum(1) * len(counts) / (len(counts) - 1)
+                result.cost_error = variance.sqrt() / counts.sum()
         return result
 
 

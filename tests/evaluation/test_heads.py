@@ -167,6 +167,23 @@ def test_the_error_of_a_cost_is_its_standard_deviation_over_samples(trained: Tra
     assert float(result.cost_error[0]) == pytest.approx(float(means.std()), rel=0.08)
 
 
+def test_one_segment_has_no_error(trained: Trained) -> None:
+    layer = examine(network(trained), trained.prepared.valid, segments=1).layers[0]
+    assert layer.cost is not None
+    assert layer.cost_error is None
+
+
+@pytest.mark.parametrize("data", [{"directions": ("en-de", "en-fr")}, {"documents": 20}])
+def test_directions_and_documents(tmp_path: Path, data: dict[str, Any]) -> None:
+    made = make_run(tmp_path, attention="camtl", **data)
+    heads = examine(made.run.load_model(), validation_side(made.run))
+    assert heads.segments == len(made.prepared.valid) > 2
+    assert heads.layers[0].cost is not None
+    tasks = len(data.get("directions", "-"))
+    sizes = [layer.learned["map size"].shape for layer in heads.layers if layer.learned]
+    assert sizes == [(1, tasks)]  # of the upper half of the encoder
+
+
 @torch.no_grad()
 def test_heads_come_back_on(trained: Trained) -> None:
     side, model = trained.prepared.valid, network(trained, encoder="poolingformer", decoder="average")
