@@ -2,7 +2,7 @@
 
 recipe.yaml          all settings, resolved
 run.json             versions, commands, vocabulary sizes, directions, lengths of the training pairs, other packages
-                     whose mechanisms the model uses, and the precision if it was measured
+                     whose mechanisms the model uses, and precision and FLOPs per token if they were measured
 tokenizer/           sentencepiece models
 checkpoints/         update-00001000/ with model.safetensors, ...; average/ if checkpoints were averaged; base/ with the
                      weights that are not trained, if there are any
@@ -81,6 +81,7 @@ class About(TypedDict):
     imported_from: NotRequired[str]
     commands: NotRequired[list[str]]
     precision: NotRequired[Literal["float32", "bfloat16"]]
+    flops_per_token: NotRequired[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     packages: NotRequired[dict[str, str]]
 
 

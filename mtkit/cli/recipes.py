@@ -88,6 +88,8 @@ def check(
         typer.Option(help="Stop after this many minutes, or earlier at another limit of the recipe."),
     ] = None,
     max_updates: Annotated[int | None, typer.Option(help="Stop training after this many updates.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Stop training after this many target tokens.")] = None,
+    max_flops: Annotated[float | None, typer.Option(help="Stop training after this many FLOPs, e.g. 1e15.")] = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -111,7 +113,7 @@ def check(
     from mtkit.experiments.check import check as run_check
 
     use_threads(threads)
-    limits = nonempty(max_minutes=max_minutes, max_updates=max_updates)
+    limits = nonempty(max_minutes=max_minutes, max_updates=max_updates, max_tokens=max_tokens, max_flops=max_flops)
     # each limit has its folder: a training that has cooled down at another limit cannot continue
     place = "-".join([path.stem, *(f"{key.removeprefix('max_')}-{value:g}" for key, value in limits.items())])
     checked = run_check(

@@ -65,6 +65,13 @@ def train(
     ] = None,
     max_updates: Annotated[int | None, typer.Option(help="Stop after this many updates.")] = None,
     max_epochs: Annotated[int | None, typer.Option(help="Stop after this many epochs.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Stop after this many target tokens, or earlier at another limit.")
+    ] = None,
+    max_flops: Annotated[
+        float | None,
+        typer.Option(help="Stop after this many training FLOPs, e.g. 1e15, or earlier at another limit."),
+    ] = None,
     max_minutes: Annotated[
         float | None,
         typer.Option(help="Stop after this many minutes, or earlier at the update limit of the preset or recipe."),
@@ -117,6 +124,8 @@ def train(
                 init_from=init_from,
                 max_updates=max_updates,
                 max_epochs=max_epochs,
+                max_tokens=max_tokens,
+                max_flops=max_flops,
                 max_minutes=max_minutes,
                 batch_tokens=batch_tokens,
                 accumulate=accumulate,

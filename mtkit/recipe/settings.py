@@ -30,6 +30,9 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=MOST)]
 PositiveFloat = Annotated[float, Field(ge=LEAST, le=MOST)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MOST)]
 
+Operations = Annotated[float, Field(ge=1, le=1e36)]
+"""A number of operations."""
+
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 """Random seed that every generator accepts."""
 
@@ -172,6 +175,16 @@ class LoraSettings(Settings):
     """Numerator of the product's factor alpha / rank. Default: the rank, i.e. a factor of 1."""
 
 
+LIMITS = {
+    "max_updates": "updates",
+    "max_epochs": "epochs",
+    "max_tokens": "target tokens",
+    "max_flops": "training FLOPs",
+    "max_minutes": "minutes",
+}
+"""Settings that limit the length of a training in advance, with their units."""
+
+
 class TrainingSettings(Settings):
     """The training loop."""
 
@@ -193,6 +206,11 @@ class TrainingSettings(Settings):
     """Maximum updates."""
     max_epochs: PositiveInt | None = None
     """Maximum epochs."""
+    max_tokens: Annotated[int, Field(gt=0, lt=2**63)] | None = None
+    """Maximum target tokens of all processes together, end marks counted. The last update may exceed it."""
+    max_flops: Operations | None = None
+    """Maximum FLOPs of training: target tokens times FLOPs per target token, which are counted before the first update
+    on a few batches: products of forward pass, loss and backward pass. The last update may exceed it."""
     max_minutes: PositiveFloat | None = None
     """Maximum minutes of training, including the time before a resume."""
     best_by: BestBy = "bleu"
@@ -262,6 +280,12 @@ class TrainingSettings(Settings):
     """Best checkpoints by `best_by` to keep."""
     log_every: PositiveInt = 50
     """Updates per line of metrics in the log."""
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The `LIMITS` that are set, by name."""
+        values = {name: getattr(self, name) for name in LIMITS}
+        return {name: value for name, value in values.items() if value is not None}
 
     @model_validator(mode="after")
     def _adapters_freeze_all_else(self) -> Self:

@@ -11,7 +11,7 @@ import numpy as np
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.evaluation.scores import missing_tokenizer
-from mtkit.memory import OOM_ERRORS, is_oom
+from mtkit.memory import OOM_ERRORS, forget_peak, is_oom
 from mtkit.model.adaptation import frozen_state, train_in_part, trained_names
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.network import Network
@@ -20,12 +20,13 @@ from mtkit.runs import Run, can_resume, initial_run
 from mtkit.text.languages import languages_of
 from mtkit.training.checkpoint import Checkpoints, read_progress, verified_tensors
 from mtkit.training.data_loader import DataLoader, UpdateBatches
+from mtkit.training.flops import flops_per_token
 from mtkit.training.metrics import Interval, Metrics, ProgressLine, Say, heard_or_not
 from mtkit.training.optimizer import build_schedule
 from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.precision_choice import resolve_precision
-from mtkit.training.progress import Interruption, Limits, Outcome, Progress
-from mtkit.training.run_folder import init_from_run, lock_folder, open_folder
+from mtkit.training.progress import ENDLESS, Interruption, Limits, Outcome, Progress
+from mtkit.training.run_folder import init_from_run, lock_folder, open_folder, record
 from mtkit.training.update import Updater
 from mtkit.training.validation import (
     Validation,
@@ -121,7 +122,6 @@ class Training:
         """Segments of each side that are too long for the model: left out of training and of the validation loss."""
         self.data = DataLoader(recipe, prepared, self.longest, world)
         self.schedule = build_schedule(settings, recipe.model.d_model)
-        self.limits = Limits(settings, self.data.updates_per_epoch)
         self.progress = Progress(judged_by=scoring_fingerprint(recipe), best_by=settings.best_by)
         self.checkpoints = Checkpoints(
             folder,
@@ -142,12 +142,14 @@ class Training:
         """Train from the last checkpoint, or from the start, until a limit or a signal."""
         self.precision = resolve_precision(self.recipe, self.folder, self.model, self.data, self.world, self.say)
         self.updater.precision = self.precision
+        self.limits = Limits(self.recipe.training, self.data.updates_per_epoch, self._flops_per_token())
         self._restore()
         self._introduce()
         begin, earlier = monotonic(), self.progress.seconds
         first = self.progress.update
         self.metrics = Metrics(self.folder, first, validated=self.checkpoints.validated) if self.world.first else None
-        self.line = ProgressLine(self.say, update=first, total=self.recipe.training.max_updates, shown=self.world.first)
+        self.line = ProgressLine(self.say, update=first, shown=self.world.first)
+        self.line.expect(*self._total_updates())
         self.interval = Interval()
         batches = self.data.updates(self.progress.epoch, self.progress.batch)
         try:
@@ -179,6 +181,18 @@ class Training:
             self.line.close()
             if self.metrics is not None:
                 self.metrics.close()
+
+    def _flops_per_token(self) -> float | None:
+        """The FLOPs per target token, which a limit of FLOPs needs: as recorded, or counted by the first process."""
+        recorded = Run(self.folder).about.get("flops_per_token")
+        if self.recipe.training.max_flops is None or recorded is not None:
+            return recorded
+        (counted,) = self.world.agree(flops_per_token(self.recipe, self.prepared) if self.world.first else 0.0)
+        forget_peak()  # reports compare the peak memory of training
+        if self.world.first:
+            record(self.folder, "flops_per_token", counted)
+        self.say(f"{counted:,.0f} training FLOPs per target token")
+        return counted
 
     def _restore(self) -> None:
         """Restore model, optimiser, average and place in training from the last checkpoint, if there is one."""
@@ -268,12 +282,17 @@ class Training:
         good = self.checkpoints.last_good()
         return f"the last good checkpoint is {good}" if good else "there is no good checkpoint"
 
+    def _total_updates(self) -> tuple[int | None, bool]:
+        """The number of updates of the training, None if it is unknown, and whether it is an estimate."""
+        total = self.limits.total_updates(self.progress)
+        return (None if total == ENDLESS else total), self.limits.is_estimate(total)
+
     def _log(self, rate: float) -> None:
         """Read the measurements since the last time; show and store them."""
         row = self.interval.read(self.updater.read(), rate)
-        self.line.measure(
-            self.progress.update, row, self.limits.seconds_left(self.progress, self.interval.seconds_per_update)
-        )
+        left = self.limits.seconds_left(self.progress, self.interval.seconds_per_update)
+        self.line.expect(*self._total_updates())
+        self.line.measure(self.progress.update, row, left)
         if self.metrics is not None:
             about = {name: getattr(self.progress, name) for name in ("epoch", "tokens", "seconds")}
             self.metrics.write("train", self.progress.update, **row, **about)

@@ -154,20 +154,24 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 class ProgressLine:
     """A progress bar on a terminal's stderr; otherwise a line for each interval of metrics."""
 
-    def __init__(self, say: Say, *, update: int, total: int | None, shown: bool) -> None:
+    def __init__(self, say: Say, *, update: int, shown: bool) -> None:
         self._say = say
-        self._total = total
+        self._total = ""
         self._shown = shown
-        self._bar = tqdm(
-            total=total,
-            initial=update,
-            unit="update",
-            bar_format="{percentage:3.0f}% update {n_fmt}/{total_fmt}{postfix}" if total else "update {n_fmt}{postfix}",
-            disable=not (shown and stderr_is_terminal()),
-        )
+        self._bar = tqdm(initial=update, unit="update", disable=not (shown and stderr_is_terminal()))
+        self.expect(None)
+
+    def expect(self, total: int | None, estimated: bool = False) -> None:
+        """Set the number of updates at the end of the training, if it is known."""
+        self._total = "" if total is None else f"/{'~' if estimated else ''}{total}"
+        self._bar.total = total
+        done = "" if total is None else "{percentage:3.0f}% "
+        self._bar.bar_format = f"{done}update {{n_fmt}}{self._total}{{postfix}}"
 
     def advance(self) -> None:
         """Count one update."""
+        if not self._bar.disable and self._bar.total is not None:
+            self._bar.total = max(self._bar.total, self._bar.n + 1)  # an estimate may be too low
         self._bar.update()
 
     def measure(self, update: int, row: dict[str, float], seconds_left: float | None) -> None:
@@ -181,7 +185,7 @@ class ProgressLine:
         if not self._bar.disable:
             self._bar.set_postfix_str(text)
         elif self._shown:
-            self._say(f"update {update}{f'/{self._total}' if self._total else ''}  {text}")
+            self._say(f"update {update}{self._total}  {text}")
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""

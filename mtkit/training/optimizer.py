@@ -16,19 +16,20 @@ from torch.distributed.tensor import DTensor
 
 from mtkit.errors import RecipeError, RunError
 from mtkit.recipe import TrainingSettings
+from mtkit.recipe.settings import LIMITS
 from mtkit.training.gradient_reduction import shard_like
 from mtkit.training.precision import Precision
 
 Schedule = Callable[[int, float], float]
-"""The rate of update 1, 2, ..., given the share of training done before it, 0 to 1 (by updates, or by time)."""
+"""The rate of update 1, 2, ..., given the share of training done before it, 0 to 1 (`Limits.done`)."""
 
 
 def build_schedule(settings: TrainingSettings, d_model: int) -> Schedule:
     """The schedule of a recipe. Raises: RecipeError if it depends on the end of training and no limit is set."""
-    ends = any(limit is not None for limit in (settings.max_updates, settings.max_epochs, settings.max_minutes))
-    if not ends and (settings.schedule == "cosine" or settings.cooldown > 0):
+    if not settings.limits and (settings.schedule == "cosine" or settings.cooldown > 0):
         what = "schedule = cosine" if settings.schedule == "cosine" else f"cooldown = {settings.cooldown}"
-        raise RecipeError(f"training.{what} needs a limit of training: set max_updates, max_epochs or max_minutes")
+        *names, last = LIMITS
+        raise RecipeError(f"training.{what} needs a limit of training: set {', '.join(names)} or {last}")
     warmup, peak = settings.warmup_updates, settings.peak_rate
     if settings.schedule == "noam":
         peak *= (d_model * max(warmup, 1)) ** -0.5

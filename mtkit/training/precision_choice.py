@@ -20,7 +20,7 @@ from mtkit.runs import Run, can_resume
 from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.metrics import Say
 from mtkit.training.precision import Precision, precisions
-from mtkit.training.run_folder import record_precision
+from mtkit.training.run_folder import record
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 
@@ -71,7 +71,7 @@ def resolve_precision(
     choice = measure_precisions(recipe, model, data.samples(WIDTHS), world, names)
     forget_peak()  # reports compare the peak memory of training
     if world.first:
-        record_precision(folder, choice.name)
+        record(folder, "precision", choice.name)
     say(str(choice))
     return Precision(choice.name, world.device)
 

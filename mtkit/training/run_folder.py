@@ -18,6 +18,7 @@ from mtkit.errors import DiffersError, MtkitError, RunError
 from mtkit.model.build import attention_packages
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
+from mtkit.recipe.settings import LIMITS
 from mtkit.runs import FORMAT, Origin, Run, can_resume
 from mtkit.storage.files import FILES_OF_RUNS, inside, locked, write_json, write_text, writing
 from mtkit.storage.records import read_object
@@ -54,7 +55,7 @@ def trained_on(run: Run) -> list[str]:
 
 
 _MAY_CHANGE = (
-    *("max_updates", "max_epochs", "max_minutes", "patience", "init_from", "best_by", "least_improvement"),
+    *(*LIMITS, "patience", "init_from", "best_by", "least_improvement"),
     *("keep_last", "keep_best", "average_last", "validate_every", "log_every", "deterministic", "shard"),
 )
 MAY_CHANGE = ("decoding.", "scoring.", "promises:", *(f"training.{name}:" for name in _MAY_CHANGE))
@@ -120,8 +121,7 @@ def open_folder(
         begun = Run(folder)
         _check_unchanged(begun, recipe, about)
         about["origins"] = ancestors(begun)
-        if "precision" in begun.about:
-            about["precision"] = begun.about["precision"]
+        about |= {name: begun.about.get(name) for name in MEASURED if name in begun.about}
         commands = [*begun.about.get("commands", []), shlex.join(command)]
     elif any((folder / "checkpoints").glob("update-*")):
         raise RunError(
@@ -183,10 +183,14 @@ def init_from_run(model: Network, run: Run, prepared: Prepared, say: Say) -> Non
         say(f"of {run.folder} do not fit and are not copied: {', '.join(unfit[:3])}{more}")
 
 
-def record_precision(folder: Path, name: str) -> None:
-    """Record in run.json which precision was chosen, for resumed runs."""
+MEASURED = ("precision", "flops_per_token")
+"""Keys of run.json that are measured before the first update, and kept by a resumed run."""
+
+
+def record(folder: Path, name: str, value: str | float) -> None:
+    """Record a measurement in run.json, for resumed runs."""
     path = inside(folder, "run.json")
-    write_json(path, read_object(path) | {"precision": name})
+    write_json(path, read_object(path) | {name: value})
 
 
 def _check_unchanged(begun: Run, recipe: Recipe, about: dict[str, Any]) -> None:

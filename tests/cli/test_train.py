@@ -14,7 +14,8 @@ from mtkit.recipe.data import DataSettings
 OPTIONS = {
     "recipe", "data", "name", "preset", "model",
     "attention", "encoder-attention", "decoder-attention", "cross-attention",
-    "attention-option", "init-from", "max-updates", "max-epochs", "max-minutes", "batch-tokens", "accumulate",
+    "attention-option", "init-from", "max-updates", "max-epochs", "max-tokens", "max-flops", "max-minutes",
+    "batch-tokens", "accumulate",
     "peak-rate", "tokenize", "seed", "precision", "device", "threads", "reversible", "help",
 }  # fmt: skip
 
@@ -64,7 +65,8 @@ def test_options_go_where_they_belong(call: Any) -> None:
     _, seen = call(
         "--attention", "longformer", "--decoder-attention", "band,band,band", "--preset", "small", "--seed", "7",
         "--attention-option", "window_radius=64", "--attention-option", "decoder.window_radius=[1, 2]",
-        "--max-updates", "9", "--max-epochs", "3", "--max-minutes", "0.5", "--batch-tokens", "512", "--accumulate", "2",
+        "--max-updates", "9", "--max-epochs", "3", "--max-tokens", "7000", "--max-flops", "1e15",
+        "--max-minutes", "0.5", "--batch-tokens", "512", "--accumulate", "2",
         "--peak-rate", "1e-3", "--precision", "float32", "--data", "elsewhere", "--reversible",
     )  # fmt: skip
     recipe = seen["recipe"]
@@ -78,6 +80,7 @@ def test_options_go_where_they_belong(call: Any) -> None:
     assert recipe.attention.options == {"window_radius": 64, "decoder.window_radius": [1, 2]}
     training = recipe.training
     assert (training.max_updates, training.max_epochs, training.max_minutes) == (9, 3, 0.5)
+    assert (training.max_tokens, training.max_flops) == (7_000, 1e15)
     assert (training.batch_tokens, training.accumulate, training.peak_rate) == (512, 2, 1e-3)
     assert training.precision == "float32"
 

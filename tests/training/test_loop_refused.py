@@ -43,7 +43,7 @@ def test_segments_that_are_too_long_are_counted(prepared: Prepared, tmp_path: Pa
 
 
 def test_what_the_recipe_cannot_be_trained_with_leaves_no_folder(prepared: Prepared, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="set max_updates, max_epochs or max_minutes"):
+    with pytest.raises(RecipeError, match="set max_updates, max_epochs, max_tokens, max_flops or max_minutes"):
         run(tiny(training={"schedule": "cosine", "max_updates": None}), prepared, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -96,7 +96,8 @@ def test_an_interval_gives_means_per_token_and_per_update() -> None:
 
 def test_away_from_a_terminal_progress_is_lines_with_all_that_matters() -> None:
     said: list[str] = []
-    line = ProgressLine(said.append, update=0, total=100, shown=True)
+    line = ProgressLine(said.append, update=0, shown=True)
+    line.expect(100)
     row = {
         "loss": 2.5,
         "perplexity": 7.25,
@@ -113,9 +114,20 @@ def test_away_from_a_terminal_progress_is_lines_with_all_that_matters() -> None:
         assert part in text
 
 
+@pytest.mark.parametrize(("total", "shown"), [((None,), "5  ETA"), ((40,), "5/40  ETA"), ((38, True), "5/~38  ETA")])
+def test_an_estimated_number_of_updates_is_marked(total: tuple[int | None, bool], shown: str) -> None:
+    said: list[str] = []
+    line = ProgressLine(said.append, update=0, shown=True)
+    line.expect(*total)
+    names = ("loss", "perplexity", "rate", "gradient_norm", "tokens_per_second", "data_wait")
+    line.measure(5, dict.fromkeys(names, 1.0), seconds_left=3.0)
+    line.close()
+    assert said[0].startswith(f"update {shown}")
+
+
 def test_only_the_process_that_is_shown_speaks() -> None:
     said: list[str] = []
-    line = ProgressLine(said.append, update=0, total=None, shown=False)
+    line = ProgressLine(said.append, update=0, shown=False)
     line.say("something")
     line.close()
     assert said == []
@@ -152,7 +164,7 @@ def test_damaged_metrics_are_named_by_their_line(tmp_path: Path) -> None:
 def test_without_a_stderr_progress_is_lines(stderr: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
     said: list[str] = []
-    line = ProgressLine(said.append, update=0, total=3, shown=True)
+    line = ProgressLine(said.append, update=0, shown=True)
     line.advance()
     line.say("something")
     line.close()

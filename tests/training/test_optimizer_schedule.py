@@ -63,5 +63,5 @@ def test_the_cooldown_also_goes_by_time() -> None:
 
 @pytest.mark.parametrize("settings", [{"schedule": "cosine"}, {"cooldown": 0.1}])
 def test_an_end_that_nothing_sets_is_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(RecipeError, match="set max_updates, max_epochs or max_minutes"):
+    with pytest.raises(RecipeError, match="set max_updates, max_epochs, max_tokens, max_flops or max_minutes"):
         build_schedule(TrainingSettings.model_validate(settings), 512)

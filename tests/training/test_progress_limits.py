@@ -9,9 +9,11 @@ from mtkit.attention.heads.guided import Guided
 from mtkit.recipe import TrainingSettings
 from mtkit.training.progress import ENDLESS, Interruption, Limits, Progress
 
+FLOPS_PER_TOKEN = 500.0
+
 
 def limits(**settings: object) -> Limits:
-    return Limits(TrainingSettings.model_validate(settings), updates_per_epoch=10)
+    return Limits(TrainingSettings.model_validate(settings), updates_per_epoch=10, flops_per_token=FLOPS_PER_TOKEN)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,8 @@ def limits(**settings: object) -> Limits:
     [
         ({"max_updates": 5}, Progress(update=4), Progress(update=5)),
         ({"max_epochs": 2}, Progress(epoch=1, batch=9), Progress(epoch=2)),
+        ({"max_tokens": 700}, Progress(tokens=699), Progress(tokens=700)),
+        ({"max_flops": 350_000.0}, Progress(tokens=699), Progress(tokens=700)),
         ({"max_minutes": 1.5}, Progress(seconds=89.9), Progress(seconds=90.0)),
         ({"patience": 3}, Progress(stale=2), Progress(stale=3)),
     ],
@@ -28,7 +32,7 @@ def test_a_limit_is_reached_at_its_number_and_not_before(
 ) -> None:
     ((name, number),) = settings.items()
     assert limits(**settings).reached(before) is None
-    assert limits(**settings).reached(at) == f"{name} = {number}"
+    assert limits(**settings).reached(at) == f"{name} = {number:,.10g}"
     assert limits().reached(at) is None
 
 
@@ -41,6 +45,23 @@ def test_the_nearest_limit_says_how_much_is_done_and_left() -> None:
     assert limits(max_epochs=3).seconds_left(progress, 2.0) == 20.0
     assert limits().seconds_left(progress, 1.0) is None
     assert limits().done(progress) == 0.0
+
+
+@pytest.mark.parametrize("settings", [{"max_tokens": 8_000}, {"max_flops": 8_000 * FLOPS_PER_TOKEN}])
+def test_tokens_and_flops_are_limits_like_any_other(settings: dict[str, float]) -> None:
+    progress = Progress(update=20, tokens=2_000, seconds=300)
+    alone, beside = limits(**settings), limits(**settings, max_updates=50)
+    assert alone.done(progress) == 0.25
+    assert alone.done(Progress(update=81, tokens=8_099)) == 1.0
+    assert alone.total_updates(progress) == 80
+    assert alone.is_estimate(80)
+    assert alone.total_updates(Progress()) == ENDLESS
+    assert alone.seconds_left(progress, seconds_per_update=2.0) == 120
+    assert limits(**settings, max_minutes=6).seconds_left(progress, 2.0) == 60
+    assert beside.done(progress) == 0.4
+    assert beside.total_updates(progress) == 50
+    assert not beside.is_estimate(50)
+    assert beside.seconds_left(progress, 2.0) == 60
 
 
 def test_total_updates_follow_from_the_limits() -> None:
@@ -66,6 +87,8 @@ def test_all_limits_are_described() -> None:
     assert text == "5 updates or 1.5 minutes or 2 validations without a better BLEU"
     assert limits(patience=2, best_by="exact").describe() == "2 validations without a better exact match"
     assert limits().describe() == "Ctrl-C"
+    work = limits(max_tokens=12_345_678_901, max_flops=1e15).describe()
+    assert work == "12,345,678,901 target tokens or 1e+15 training FLOPs"
 
 
 def test_large_numbers_are_written_out() -> None:
