@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from mtkit.version import __version__ as __version__
 
 EXPORTS = {
-    **dict.fromkeys(("load", "prepare", "train", "score", "LoadedRun", "TranslatedLine"), "mtkit.api"),
+    **dict.fromkeys(("load", "prepare", "train", "score", "compare", "LoadedRun", "TranslatedLine"), "mtkit.api"),
     "translate_file": "mtkit.decoding.files",
     "MtkitError": "mtkit.errors",
     "keep_freed_memory": "mtkit.process",
@@ -16,6 +16,7 @@ EXPORTS = {
 if TYPE_CHECKING:
     from mtkit.api import LoadedRun as LoadedRun
     from mtkit.api import TranslatedLine as TranslatedLine
+    from mtkit.api import compare as compare
     from mtkit.api import load as load
     from mtkit.api import prepare as prepare
     from mtkit.api import score as score

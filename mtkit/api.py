@@ -1,7 +1,8 @@
-"""mtkit from Python: `mtkit.prepare`, `mtkit.train`, `mtkit.load` and `mtkit.score`, which do what the commands do."""
+"""mtkit from Python: `prepare`, `train`, `load`, `score` and `compare`, which do what the commands do."""
 
+import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +16,16 @@ from mtkit.decoding.alignment import Alignment, align
 from mtkit.decoding.translate import Translation
 from mtkit.decoding.translated_text import with_translations
 from mtkit.decoding.translator import Translator
+from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import METRICS, RESAMPLES, Score, score_corpus
+from mtkit.experiments.compare import Children, outcome_of
+from mtkit.experiments.compare import compare as run_trials
+from mtkit.experiments.entries import split
+from mtkit.experiments.folder import Folder
+from mtkit.experiments.outputs import write_outputs
+from mtkit.experiments.setup import set_up
+from mtkit.experiments.study import make_study, read_study
 from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, load_recipe, make_recipe, merged, overridden
 from mtkit.recipe.settings import with_method
@@ -200,6 +209,55 @@ def train(
     prepared = open_prepared(settings.data.folder)
     command = ["python", *map(str, getattr(sys, "argv", []))]  # a program that embeds Python may have none
     return run_training(settings, prepared, folder, command=command, device=device, init_from=source, say=say)
+
+
+def compare(
+    entries: str | Sequence[str | Mapping[str, Any]] = (),
+    recipe: Mapping[str, Any] | Path | str | None = None,
+    *,
+    out: Path | str = "mtkit-compare",
+    study: Mapping[str, Any] | Path | str | None = None,
+    jobs: int = 1,
+    device: str = "auto",
+    threads: int | None = None,
+    say: Callable[[str], object] = lambda line: None,
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """Train and compare entries as `mtkit compare` does; return a flat record per entry and task, the best first.
+
+    `pandas.DataFrame(mtkit.compare(...))` is the table. `entries` are texts such as "band[window_radius=16]@encoder",
+    in a list or with commas between them, or settings over the recipe. `settings` are those of a study: seeds, tasks,
+    search, match, sides, columns; `study` is a study with such settings, a YAML file or a name from `mtkit studies`.
+    The folder `out` has the rows of all trials; the same call resumes. `threads` are those of each of `jobs` processes.
+    `say` receives a line for each trial that has ended.
+
+    Raises: MtkitError for an invalid setting, and if the folder has other settings; KeyboardInterrupt on Ctrl-C.
+    """
+    import torch
+
+    given: dict[str, Any] = {}
+    origin = None
+    if isinstance(study, Mapping):
+        given = dict(study)
+    elif study is not None:
+        given, origin = read_study(Path(study))
+    if isinstance(recipe, Mapping):
+        settings["settings"] = merged(recipe, settings.get("settings", {}))
+    elif recipe is not None:
+        settings["recipe"] = str(recipe)
+    if entries:
+        settings["entries"] = split(entries) if isinstance(entries, str) else list(entries)
+    chosen, folder = make_study(merged(given, settings), origin=origin), Folder(Path(out))
+    plan, data = set_up(chosen, folder, say=say)
+    folder.open(chosen)
+    share = threads or max(torch.get_num_threads() // jobs, 1)
+    with Children(folder, str(find_device(device)), share, jobs) as children:
+        stopped = run_trials(
+            folder, plan, data, children, show=lambda line: None, done=lambda name: say(outcome_of(folder, name))
+        )
+    if stopped is not None:
+        signal.raise_signal(stopped)  # for the handlers of the caller
+    return write_outputs(folder)[0].records()
 
 
 def score(

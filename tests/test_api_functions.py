@@ -244,3 +244,22 @@ def test_a_line_is_aligned_in_its_own_direction(tmp_path: Path) -> None:
     for direction in ("en-de", "en-fr"):
         (found,) = loaded.translate(LINES[:1], direction=direction, max_pieces=6)
         assert direction.removeprefix("en-") in found.alignment.source[0]
+
+
+def test_compare_gives_a_record_per_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = {
+        "data": {"builtin": {"train": 200, "valid": 8, "test": 8}, "tokenizer": {"vocabulary": 400}},
+        "model": {"d_model": 32, "heads": 2, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1},
+        "training": {"batch_tokens": 200, "max_updates": 2, "precision": "float32"},
+        "decoding": {"method": "greedy"},
+    }
+    mtkit.prepare(recipe)
+    said: list[str] = []
+    entries = ["full", {"name": "narrow", "model": {"feed_forward": 8}}]
+    records = mtkit.compare(entries, recipe, seeds=[3], out="here", threads=1, say=said.append)
+    assert {record["entry"] for record in records} == {"full", "narrow"}
+    assert {line.split(":")[0] for line in said} == {"full.seed-3", "narrow.seed-3"}
+    assert records == mtkit.compare(entries, recipe, seeds=[3], out="here", threads=1)
+    with pytest.raises(mtkit.MtkitError, match="did you mean 'seeds'"):
+        mtkit.compare(entries, recipe, seedz=2)

@@ -19,10 +19,10 @@ from mtkit.experiments.check import check
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, load_recipe, merged
 from mtkit.recipe.data import Corpus, Grammar
-from mtkit.recipe.file import promise, read_head, read_settings, shipped_recipes
+from mtkit.recipe.file import promise, read_head, read_settings, shipped
 from tests.decoding.trained import make_run
 
-RECIPES = shipped_recipes()
+RECIPES = shipped()
 SHORT: dict[str, Any] = {
     "model": {"d_model": 16, "heads": 2, "feed_forward": 16, "encoder_layers": 1, "decoder_layers": 1},
     "training": {

@@ -29,6 +29,7 @@ COMMANDS = (
     "benchmark",
     "compare",
     "recipes",
+    "studies",
 )
 """Commands in the order of the help. The module `mtkit.cli.NAME` has the function or command group NAME; after a
 keyword of Python, both names have an underscore."""

@@ -143,14 +143,13 @@ def compare(
 
 def _study(given: dict[str, Any], options: dict[str, Any]) -> "Study":
     """Return the study of a file and options, which override the file's settings."""
-    from mtkit.experiments.study import find_study, make_study, read_study
+    from mtkit.experiments.study import make_study, read_study
     from mtkit.recipe import merged
 
-    path = None if given["study"] is None else find_study(given["study"])
-    settings = {} if path is None else read_study(path)
+    settings, origin = ({}, None) if given["study"] is None else read_study(given["study"])
     if given["attention"] is not None:
         settings["entries"] = parse_entries("--attention", given["attention"])
-    elif path is None:
+    elif origin is None:
         raise MtkitError("nothing to compare; give --attention, as in --attention full,longformer, or --study FILE")
     if given["recipe"] is not None:
         settings["recipe"] = str(given["recipe"])
@@ -160,7 +159,7 @@ def _study(given: dict[str, Any], options: dict[str, Any]) -> "Study":
     for key in ("settings", "search"):
         if given[key]:
             settings[key] = merged(settings.get(key) or {}, given[key])
-    return make_study(settings, options=options, origin=None if path is None else str(path))
+    return make_study(settings, options=options, origin=origin)
 
 
 def _run(study: "Study", folder: "Folder", *, device: str, threads: int | None, jobs: int) -> None:
@@ -168,7 +167,7 @@ def _run(study: "Study", folder: "Folder", *, device: str, threads: int | None, 
     from tqdm import tqdm
 
     from mtkit.device import find_device
-    from mtkit.experiments.compare import Children
+    from mtkit.experiments.compare import Children, outcome_of
     from mtkit.experiments.compare import compare as run
     from mtkit.experiments.outputs import write_outputs
     from mtkit.experiments.setup import set_up
@@ -181,17 +180,11 @@ def _run(study: "Study", folder: "Folder", *, device: str, threads: int | None, 
 
         def done(name: str) -> None:
             write_outputs(folder, pictures=False)
-            row = folder.row(name) or {"failed": "its row is gone"}
-            if "failed" in row:
-                tqdm.write(f"{name}: failed: {row['failed']}; see {folder.log(name)}")
-            else:
-                metric, score = next(iter(row["scores"][row["side"]].items()))
-                updates = row["training"]["updates"]
-                tqdm.write(f"{name}: {metric} {score['value']:.2f} after {updates:,} updates")
+            tqdm.write(outcome_of(folder, name))
 
         signal = run(folder, plan, data, children, show=show, done=done)
     if signal is not None:
-        write_outputs(folder, progress=through)
+        write_outputs(folder)
         typer.echo(STOPPED, err=True)
         raise typer.Exit(128 + signal)
     _print(folder, study.settings.columns)
@@ -204,7 +197,7 @@ def _print(folder: "Folder", columns: "list[str] | tuple[str, ...]") -> None:
     from mtkit.experiments.outputs import write_outputs
     from mtkit.experiments.report import text
 
-    table, written = write_outputs(folder, columns, progress=through)
+    table, written = write_outputs(folder, columns)
     typer.echo(
         f"\n{text(folder.study(), table, folder.rows())}\n\n{', '.join(map(str, written))}; logs in {folder.logs}"
     )

@@ -39,9 +39,9 @@ def _recipes(context: typer.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from mtkit.recipe.file import read_head, read_settings, shipped_recipes
+    from mtkit.recipe.file import read_head, read_settings, shipped
 
-    paths = shipped_recipes().values()
+    paths = shipped().values()
     typer.echo(_table([(read_head(path), read_settings(path).get("promises", [])) for path in paths]))
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -149,8 +150,9 @@ class Children:
     _before: dict[int, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._pass_on)
+        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._pass_on)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -214,6 +216,15 @@ class Children:
         for child in self._children.values():
             if child.process.poll() is None:
                 child.process.send_signal(number)
+
+
+def outcome_of(folder: Folder, name: str) -> str:
+    """Return the outcome of a trial in one line: its score, or why it failed."""
+    row = folder.row(name) or {"failed": "its row is gone"}
+    if "failed" in row:
+        return f"{name}: failed: {row['failed']}; see {folder.log(name)}"
+    metric, score = next(iter(row["scores"][row["side"]].items()))
+    return f"{name}: {metric} {score['value']:.2f} after {row['training']['updates']:,} updates"
 
 
 def child_command(folder: Folder, name: str, options: Sequence[str]) -> list[str]:

@@ -28,7 +28,7 @@ from mtkit.errors import MtkitError, RecipeError, did_you_mean, shown
 from mtkit.experiments.entries import Entry, nested, parse_entries, setting_place, with_common_options
 from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, make_recipe, merged, recipe_settings
-from mtkit.recipe.file import read_settings, with_variables
+from mtkit.recipe.file import STUDIES, find_recipe, read_settings, with_variables
 from mtkit.recipe.recipe import with_inherited
 from mtkit.recipe.settings import PositiveInt, Seed, Settings
 from mtkit.storage.records import explain
@@ -176,9 +176,13 @@ def trial_recipe(settings: Mapping[str, Any], origin: str) -> Recipe:
     return make_recipe(with_inherited(with_variables(settings, Path(origin))), origin)
 
 
-def read_study(path: Path) -> dict[str, Any]:
-    """Read the settings of a study's YAML file, without any check. Raises: RecipeError if it cannot be read."""
-    return read_settings(path)
+def read_study(path: Path) -> tuple[dict[str, Any], str]:
+    """Read the settings of a study, a YAML file or one that comes with mtkit, without any check; also return its path.
+
+    Raises: RecipeError if it cannot be read, or no study has this name.
+    """
+    found = find_recipe(path, STUDIES)
+    return read_settings(found), str(found)
 
 
 def make_study(
@@ -239,8 +243,3 @@ def check_limits(study: Study) -> None:
         training = study.recipe(entry).training
         if not any(getattr(training, name, None) for name in (*LIMITS, "patience")):
             raise MtkitError(f"the training of {entry.name} has no limit; give --max-updates or --max-minutes")
-
-
-def find_study(path: Path) -> Path:
-    """Return `path`, or the study of this name that comes with mtkit. Raises: RecipeError for an unknown name."""
-    return path

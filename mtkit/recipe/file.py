@@ -28,30 +28,33 @@ from mtkit.storage.yaml_text import load_yaml
 FOLDER = Path(__file__).parents[1] / "recipes"
 """Folder of the recipes that come with mtkit."""
 
+STUDIES = FOLDER.with_name("studies")
+"""Folder of the studies that come with mtkit (`mtkit.experiments.study`)."""
+
 LARGEST = 1_000_000
 """Maximum characters of a recipe."""
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
-def shipped_recipes() -> dict[str, Path]:
-    """Return the paths of the recipes that come with mtkit, by name."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"), key=lambda path: path.stem)}
+def shipped(folder: Path | None = None) -> dict[str, Path]:
+    """Return the paths of the recipes that come with mtkit, or of the studies in STUDIES, by name."""
+    return {path.stem: path for path in sorted((folder or FOLDER).glob("*.yaml"), key=lambda path: path.stem)}
 
 
-def find_recipe(path: Path) -> Path:
+def find_recipe(path: Path, folder: Path | None = None) -> Path:
     """Return `path`, or the shipped recipe of this name if `path` is a plain name and no such file exists.
 
-    Raises: RecipeError, with the nearest name, if no shipped recipe has this name.
+    In STUDIES, it finds studies. Raises: RecipeError, with the nearest name, if none has this name.
     """
     name = path.name
     if name != str(path) or path.suffix or path.is_file():
         return path
-    recipes = shipped_recipes()
-    if name not in recipes:
-        hint = did_you_mean(name, list(recipes))
-        raise RecipeError(f"no recipe {shown(name)} comes with mtkit{hint}; there are: {', '.join(recipes)}")
-    return recipes[name]
+    found, what = shipped(folder), "study" if folder == STUDIES else "recipe"
+    if name not in found:
+        hint = did_you_mean(name, list(found))
+        raise RecipeError(f"no {what} {shown(name)} comes with mtkit{hint}; there are: {', '.join(found)}")
+    return found[name]
 
 
 def read_text(path: Path) -> str:

@@ -48,7 +48,7 @@ def test_the_list_has_a_line_for_each_recipe() -> None:
     shown = typed()
     assert shown.exit_code == 0
     names = [line.split("  ")[0] for line in shown.stdout.split("\n")[1:] if line and not line.startswith(" ")]
-    assert names == list(recipe_file.shipped_recipes())
+    assert names == list(recipe_file.shipped())
     assert max(map(len, shown.stdout.split("\n"))) < 140
 
 
@@ -59,11 +59,11 @@ def test_what_is_shown_is_a_recipe(tmp_path: Path) -> None:
     assert yaml.safe_load(shown.stdout)["attention"] == {"name": "longformer"}
 
 
-def test_the_schema_takes_the_shipped_recipes_and_refuses_what_recipes_refuse() -> None:
+def test_the_schema_takes_the_shipped_and_refuses_what_recipes_refuse() -> None:
     schema = json.loads(typed("schema").stdout)
     assert schema["properties"]["seed"]["description"]
     check = Draft202012Validator(schema)
-    for path in recipe_file.shipped_recipes().values():
+    for path in recipe_file.shipped().values():
         check.validate(yaml.safe_load(path.read_text()))
     for wrong in ({"sead": 1}, {"training": {"max_updates": 0}}, {"preset": "huge"}):
         assert not check.is_valid(wrong)

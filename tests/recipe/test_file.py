@@ -14,7 +14,7 @@ from mtkit.recipe.file import (
     promise,
     read_head,
     read_settings,
-    shipped_recipes,
+    shipped,
     with_variables,
 )
 
@@ -53,7 +53,7 @@ def test_columns_keep_their_dollars(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_name_means_the_recipe_that_comes_with_mtkit_unless_a_file_has_it(written: Path) -> None:
     path = find_recipe(Path("builtin-longformer"))
-    assert path == shipped_recipes()["builtin-longformer"]
+    assert path == shipped()["builtin-longformer"]
     assert load_recipe(Path("builtin-longformer")).attention.name == "longformer"
     Path("builtin-longformer").write_text("seed: 7")
     assert load_recipe(Path("builtin-longformer")).seed == 7

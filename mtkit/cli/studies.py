@@ -1,0 +1,60 @@
+"""`mtkit studies`: list and show the studies that come with mtkit."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+studies = typer.Typer(invoke_without_command=True)
+
+
+@studies.callback()
+def _studies(context: typer.Context) -> None:
+    """List the studies, show one, or print their schema.
+
+    A study is a YAML file that says what `mtkit compare` compares: entries, tasks, seeds, search and budget. The list
+    shows each study with what it took. `mtkit compare --study NAME` runs one.
+
+    \b
+    Examples:
+      mtkit studies
+      mtkit studies show probes > mine.yaml
+      mtkit compare --study mine.yaml --out mine
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from mtkit.recipe.file import STUDIES, read_head, shipped
+    from mtkit.terminal import aligned
+
+    heads = [read_head(path) for path in shipped(STUDIES).values()]
+    rows = [("name", "what it compares", "took"), *((head.name, head.what, head.reached or "") for head in heads)]
+    typer.echo(aligned(rows, left=range(3)))
+
+
+@studies.command()
+def show(study: Annotated[Path, typer.Argument(metavar="STUDY", help="Study: a name from `mtkit studies`.")]) -> None:
+    """Print a study.
+
+    \b
+    Examples:
+      mtkit studies show probes > mine.yaml
+    """
+    from mtkit.recipe.file import STUDIES, find_recipe, read_text
+
+    typer.echo(read_text(find_recipe(study, STUDIES)), nl=False)
+
+
+@studies.command()
+def schema() -> None:
+    """Print the JSON schema of studies, with which editors complete and check settings.
+
+    \b
+    Examples:
+      mtkit studies schema > study-schema.json    # then, as the first line of mine.yaml:
+                                                  # yaml-language-server: $schema=study-schema.json
+    """
+    from mtkit.experiments.study import StudySettings
+    from mtkit.storage.files import json_text
+
+    standard = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    typer.echo(json_text(standard | StudySettings.model_json_schema(), indent=2, ensure_ascii=False))
