@@ -94,9 +94,9 @@ def output(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Draw the output distribution of each step, and print it as a table.
+    """Draw the output distribution of each step.
 
-    A step predicts one piece of the translation from the source and the pieces before it. The table shows the
+    A step predicts one piece of the translation from the source and the pieces before it. A table shows the
     probability and rank of the piece, the entropy of the distribution in nats, and the likeliest pieces.
 
     \b
@@ -164,12 +164,11 @@ def learned(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Draw what each head has learned, and print a table of the same numbers.
+    """Draw what each head has learned.
 
-    Per layer and head: the loss that the head prevents (it is switched off, and the loss on a sample of the validation
-    side compared), entropy and mean distance of its attention weights, and numbers that its mechanism learns, such as
-    spans, window widths, gates, mixing matrices and biases by distance. Mechanisms without weights have no entropy and
-    no distance. `mtkit attentions NAME` describes a mechanism.
+    The picture and a table show for each head: its cost (the loss on a sample of the validation side with the head
+    switched off, minus the loss); entropy and mean distance of its attention weights, if its mechanism has weights; and
+    what its mechanism learns, such as spans, window widths, gates, mixing matrices and biases by distance.
 
     \b
     Examples:

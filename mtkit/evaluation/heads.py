@@ -5,8 +5,8 @@ NeurIPS 2019, arXiv 1905.10650, section 3.2: a head's output is zero before `out
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention import Attended, Attention, Inputs, mechanisms
+from mtkit.attention import Attention, Inputs, mechanisms
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import ROLES
 from mtkit.attention.slots import SLOTS
-from mtkit.data.batches import Batch, make_batch
+from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Side, open_prepared
 from mtkit.data.vocabulary import vocabulary_of
 from mtkit.errors import DataError, RunError
+from mtkit.evaluation.head_passes import BatchPass, switched_off
 from mtkit.model.layers import Weights
-from mtkit.model.network import Encoded, Network, Output
+from mtkit.model.network import Network
 from mtkit.runs import Run
 
 BATCH_TOKENS = 2048
 """Maximum padded pieces per side in a batch: each head has a weight for every pair of pieces."""
-
-ROWS = 1024
-"""Positions whose logits are held at a time."""
 
 
 @dataclass
@@ -143,7 +141,7 @@ def examine(
     costs: bool = True,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Heads:
-    """Examine all heads of a network in evaluation mode over a sample of a side; without a side, its parameters.
+    """Examine all heads of a network over a sample of a side, in evaluation mode; without a side, its parameters.
 
     `costs`: whether to switch heads off, which takes one pass over the sample for each head of the network.
     `on_progress` gets the number of passes done and of all.
@@ -153,6 +151,23 @@ def examine(
     attentions = attentions_of(network)
     if side is None:
         return Heads([_new_layer(*entry) for entry in attentions], 0, 0, None)
+    training = network.training
+    network.eval()
+    try:
+        return _examined(network, side, attentions, segments, seed, costs, on_progress)
+    finally:
+        network.train(training)
+
+
+def _examined(
+    network: Network,
+    side: Side,
+    attentions: Sequence[tuple[str, int, Attention]],
+    segments: int,
+    seed: int,
+    costs: bool,
+    on_progress: Callable[[int, int], object],
+) -> Heads:
     rows = sample_rows(side, segments, seed, min(network.longest_source, network.longest_target))
     batches = batches_of(side, rows)
     layers = [_LayerSums(*entry) for entry in attentions]
@@ -160,7 +175,7 @@ def examine(
     device, base, done = next(network.parameters()).device, list[Tensor](), 0
     for rows_of_batch in batches:
         batch = make_batch(side, rows_of_batch)
-        run = _BatchPass(network, batch, device)
+        run = BatchPass(network, batch, device)
         base.append(_observed(network, run, layers))
         on_progress(done := done + 1, len(batches) * (1 + len(offs)))
         for sums, head in offs:
@@ -185,37 +200,6 @@ def attentions_of(network: Network) -> list[tuple[str, int, Attention]]:
     return [(role, layer, one) for role, stack in by_role.items() for layer, one in enumerate(stack, start=1)]
 
 
-@contextmanager
-def switched_off(attention: Attention, head: int) -> Iterator[None]:
-    """A context in which the output of one head is zero before `out_proj`, or before the heads are merged."""
-    with ExitStack() as stack:
-        parts = [part for part in attention.modules() if isinstance(part, HeadAttention)]
-        for part in parts:
-            stack.callback(_zero_head(part, head).remove)
-        if not parts:
-            stack.callback(attention.register_forward_hook(_zero_output).remove)
-        yield
-
-
-def _zero_head(part: HeadAttention, head: int) -> Any:
-    width = part.projection.value_width
-
-    def zeroed(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        heads = inputs[0].clone()
-        if part.merge is not None:  # (B, H, T, V)
-            heads[:, head] = 0.0
-        else:  # (..., H V)
-            heads[..., head * width : (head + 1) * width] = 0.0
-        return (heads, *inputs[1:])
-
-    return (part.out_proj if part.merge is None else part.merge).register_forward_pre_hook(zeroed)
-
-
-def _zero_output(_: nn.Module, __: Any, attended: Attended) -> Attended:
-    attended.output = torch.zeros_like(attended.output)
-    return attended
-
-
 def _head_count(attention: Attention) -> int:
     if not isinstance(attention, HeadAttention):
         return 1
@@ -229,44 +213,6 @@ def _new_layer(role: str, layer: int, attention: Attention) -> LayerHeads:
     name = " + ".join([names.get(type(attention), type(attention).__name__), *filled])
     learned = {key: value.double().cpu() for key, value in attention.learned_numbers().items()}
     return LayerHeads(role, layer, name, _head_count(attention), learned)
-
-
-class _BatchPass:
-    """Passes of the network over one batch; the encoded source is kept for heads that do not change it."""
-
-    def __init__(self, network: Network, batch: Batch, device: torch.device) -> None:
-        self.network = network
-        moved = {name: getattr(batch, name) for name in ("source", "source_valid", "target_in", "target_valid")}
-        moved = {name: tensor.to(device) for name, tensor in moved.items()}
-        self.source, self.source_valid = moved["source"], moved["source_valid"]
-        self.target_in, self.target_valid = moved["target_in"], moved["target_valid"]
-        self.target_out = batch.target_out.to(device)
-        self.task = None if batch.task is None else batch.task.to(device)
-        self.encoded: Encoded | None = None
-
-    def encode(self, weights: Weights | None = None) -> Encoded:
-        lengths = self.source_valid.sum(1).cpu()
-        return self.network.encode(
-            self.source, self.source_valid, source_lengths=lengths, task=self.task, weights=weights
-        )
-
-    def losses(self, weights: Weights | None = None, *, again: bool = False) -> Tensor:
-        """Return the negative log-likelihood (B,) of each target, in nats; `again`: encode the source again."""
-        encoded = self.encode(weights) if again or self.encoded is None else self.encoded
-        self.encoded = self.encoded or encoded
-        output: Output = self.network.decode(encoded, self.target_in, self.target_valid, weights)
-        valid, losses = self.target_valid, torch.zeros(self.target_out.shape, device=self.source.device)
-        losses[valid] = _token_losses(self.network, output.hidden[valid], self.target_out[valid])
-        return losses.double().sum(1).cpu()
-
-
-def _token_losses(network: Network, hidden: Tensor, target: Tensor) -> Tensor:
-    """Return -log p (N,) of target pieces (N,) from hidden (N, D)."""
-    parts = []
-    for rows, pieces in zip(hidden.split(ROWS), target.split(ROWS), strict=True):
-        logits = network.logits(rows)
-        parts.append(logits.logsumexp(1) - logits.gather(1, pieces[:, None]).squeeze(1))
-    return torch.cat(parts)
 
 
 class _LayerSums:
@@ -334,7 +280,7 @@ def _distances(query_valid: Tensor, key_valid: Tensor, *, cross: bool) -> Tensor
     return (i.unsqueeze(-1) - j).abs()
 
 
-def _observed(network: Network, run: _BatchPass, layers: Sequence[_LayerSums]) -> Tensor:
+def _observed(network: Network, run: BatchPass, layers: Sequence[_LayerSums]) -> Tensor:
     """Return the losses of a batch; add learned numbers and weights to the sums of all layers."""
     weights: Weights = {role: [] for role in ROLES}
     with ExitStack() as stack:

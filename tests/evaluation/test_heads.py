@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from mtkit.data.prepared import Side
 from mtkit.errors import DataError, RunError
+from mtkit.evaluation.head_passes import switched_off
 from mtkit.evaluation.heads import (
+    Heads,
     LayerHeads,
     _LayerSums,
     attentions_of,
     batches_of,
     examine,
     sample_rows,
-    switched_off,
     validation_side,
 )
 from mtkit.model.build import build_model
@@ -188,7 +189,10 @@ def test_directions_and_documents(tmp_path: Path, data: dict[str, Any]) -> None:
 def test_heads_come_back_on(trained: Trained) -> None:
     side, model = trained.prepared.valid, network(trained, encoder="poolingformer", decoder="average")
     before = loss(model, side)
-    heads = examine(model, side)
+    heads = examine(model.train(), side)
+    assert model.training
+    model.eval()
+    assert heads.loss == pytest.approx(before, rel=1e-5)
     assert loss(model, side) == before
     assert [layer.mechanism for layer in heads.layers] == [
         *["poolingformer"] * 2,
@@ -219,8 +223,6 @@ def test_without_a_side_only_parameters_are_read(trained: Trained) -> None:
 
 def test_numbers_that_a_head_does_not_have_are_null() -> None:
     layer = LayerHeads("encoder", 1, "routing", 2, {"use": torch.tensor([[float("nan")] * 2, [0.5, 0.5]])})
-    from mtkit.evaluation.heads import Heads
-
     text = json.dumps(Heads([layer], 0, 0, None).as_object(), allow_nan=False)
     assert json.loads(text)["layers"][0]["learned"] == {"use": [[None, None], [0.5, 0.5]]}
 
