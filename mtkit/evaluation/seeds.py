@@ -132,6 +132,10 @@ def summarise(entries: Sequence[SeedScores]) -> list[Summary]:
     With one seed, the interval is that of `with_intervals` over segments. Exact match has Wilson's interval in both
     cases; with several seeds, for the number of independent segments that would have the same standard error. Intervals
     are cut at 0, and at 100 except for TER.
+
+    In simulations with 2, 3 and 5 seeds they contain the true mean in 93 to 99%, 94 to 99% and 94 to 98% of studies; in
+    90 to 92% if seeds are far from normal. A bootstrap of seeds and segments covers down to 77, 85 and 92%, and less
+    than half near 100% exact match (docs/compare.md).
     """
     return [_summary(entry) for entry in entries]
 
@@ -151,6 +155,10 @@ def differences(entries: Sequence[SeedScores]) -> list[Tested]:
     Segments are paired. Seeds are independent samples of the two entries (Welch, 1947), even if both entries have the
     same list of seeds: a seed shares little between two mechanisms, and pairing would halve the degrees of freedom.
     If equal seeds raise or lower both scores, the test is conservative.
+
+    In simulations, 0 to 4% of tests between equal entries have p < 5%, and up to 6% with 3 against 5 seeds; more if 2
+    seeds vary much and 5 vary little (docs/compare.md). The test assumes normal scores of seeds. No test without this
+    assumption has a p-value below 10% with 3 seeds per entry: 2 of the 20 permutations are as extreme as the order.
     """
     if not entries:
         return []
