@@ -135,7 +135,7 @@ def summarise(entries: Sequence[SeedScores]) -> list[Summary]:
 
     In simulations with 2, 3 and 5 seeds they contain the true mean in 93 to 99%, 94 to 99% and 94 to 98% of studies; in
     90 to 92% if seeds are far from normal. A bootstrap of seeds and segments covers down to 77, 85 and 92%, and less
-    than half near 100% exact match (docs/compare.md).
+    than half near 100% exact match (docs/compare-statistics.md).
     """
     return [_summary(entry) for entry in entries]
 
@@ -156,9 +156,10 @@ def differences(entries: Sequence[SeedScores]) -> list[Tested]:
     same list of seeds: a seed shares little between two mechanisms, and pairing would halve the degrees of freedom.
     If equal seeds raise or lower both scores, the test is conservative.
 
-    In simulations, 0 to 4% of tests between equal entries have p < 5%, and up to 6% with 3 against 5 seeds; more if 2
-    seeds vary much and 5 vary little (docs/compare.md). The test assumes normal scores of seeds. No test without this
-    assumption has a p-value below 10% with 3 seeds per entry: 2 of the 20 permutations are as extreme as the order.
+    In simulations, 0 to 4% of tests between equal entries have p < 5%, and up to 6% with 3 against 5 seeds
+    (docs/compare-statistics.md); more if 2 seeds vary much and 5 vary little. The test assumes normal scores of seeds.
+    No test without this assumption has a p-value below 10% with 3 seeds per entry: 2 of the 20 permutations are as
+    extreme as the order.
     """
     if not entries:
         return []

@@ -1,6 +1,6 @@
 """Coverage of intervals and false positives of tests, by simulation: new seeds and new segments in each trial.
 
-The slow test prints the table of docs/compare.md:
+The slow test prints the table of docs/compare-statistics.md:
 `pytest -n 0 -m slow -s tests/evaluation/test_seeds_coverage.py`.
 """
 
