@@ -27,7 +27,7 @@ ACROSS = {
 MOST = 8
 """Number of best entries that are drawn in colour; the first entry is too, the others are grey."""
 DEVIATIONS = 5
-"""Number of seeds from which the band is the standard deviation; the band of fewer seeds is their range."""
+"""Number of seeds of a study from which bands are standard deviations; with fewer seeds, bands are ranges."""
 LINES = [*list(STYLES.values())[1:MOST], ("#96c378", "p")]
 """Colours and markers of the entries in colour; the first entry is dark. The grey of families is no colour here."""
 LONGER = 1.1
@@ -46,10 +46,12 @@ class Curve(NamedTuple):
     """Rest of the seeds that continue after this range."""
 
 
-def curve_of(seeds: Sequence[Sequence[Mapping[str, Any]]], across: str, measure: str) -> Curve | None:
+def curve_of(
+    seeds: Sequence[Sequence[Mapping[str, Any]]], across: str, measure: str, *, deviation: bool = False
+) -> Curve | None:
     """Return the mean of seeds, interpolated linearly, and its band; None if no seed has such a measurement.
 
-    The band is the range of less than `DEVIATIONS` seeds, else the standard deviation around the mean.
+    The band is the range of the seeds, or with `deviation` the standard deviation around the mean.
     """
     lines = [line for seed in seeds if len((line := _line(seed, across, measure))[0])]
     if not lines:
@@ -59,7 +61,7 @@ def curve_of(seeds: Sequence[Sequence[Mapping[str, Any]]], across: str, measure:
     points = points[(points >= start) & (points <= end)]
     rows = np.stack([np.interp(points, x, y) for x, y in lines])  # (seeds, N)
     mean = rows.mean(0)
-    if len(lines) >= DEVIATIONS:
+    if deviation and len(lines) > 1:
         spread = rows.std(0, ddof=1)
         low, high = mean - spread, mean + spread
     else:
@@ -81,7 +83,9 @@ def draw_curves(points: Sequence[Point], metric: str, title: str) -> Any:
     if not panels:
         return None
     metric = metric if has[0] == names.get(metric) else "loss"
-    entries = [point for point in entries if _has([point], has[0])]
+    entries = [point for point in entries if np.isfinite(_final(point, has[0]))]
+    if not entries:
+        return None
     finals = [_final(point, has[0]) for point in entries]
     scale = scale_of(metric, finals)
     order = sorted(range(len(entries)), key=lambda index: finals[index] if scale.lower else -finals[index])
@@ -95,13 +99,13 @@ def draw_curves(points: Sequence[Point], metric: str, title: str) -> Any:
     for axes in grid[len(panels) :]:
         axes.remove()
     styles = _styles(bright, points[0])
+    most = max(len(point.curves) for point in entries)
     for axes, (across, label) in zip(grid, panels.values(), strict=False):
-        _panel(axes, entries, styles, across, has[0])
+        _panel(axes, entries, styles, across, has[0], deviation=most >= DEVIATIONS)
         axes.set_xlabel(label)
     scale.apply(grid[0], "y")
     for axes in grid[: len(panels) : columns]:
         axes.set_ylabel(f"validation {scale.title}  (better →)")
-    most = max(len(point.curves) for point in entries)
     band = f"standard deviation of {most} seeds" if most >= DEVIATIONS else f"range of {most} seeds"
     grey = len(entries) - len(bright)
     entitle(
@@ -127,12 +131,18 @@ def _styles(bright: Sequence[Point], first: Point) -> dict[str, dict[str, Any]]:
 
 
 def _panel(
-    axes: Any, entries: Sequence[Point], styles: Mapping[str, dict[str, Any]], across: str, measure: str
+    axes: Any,
+    entries: Sequence[Point],
+    styles: Mapping[str, dict[str, Any]],
+    across: str,
+    measure: str,
+    *,
+    deviation: bool,
 ) -> None:
     """Draw the curves: first the grey ones, then those in colour from the best, which also is the legend's order."""
     ends: list[float] = []
     for point in sorted(entries, key=lambda point: [*styles].index(point.name) if point.name in styles else -1):
-        curve = curve_of(point.curves, across, measure)
+        curve = curve_of(point.curves, across, measure, deviation=deviation)
         if curve is None:
             continue
         ends += [float(x[-1]) for x in (curve.x, *(x for x, _ in curve.tails)) if len(x)]

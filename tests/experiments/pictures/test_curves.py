@@ -1,5 +1,6 @@
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,12 +23,32 @@ def test_seeds_at_different_updates_are_interpolated() -> None:
 
 
 def test_the_band_of_many_seeds_is_their_standard_deviation() -> None:
-    finals = [float(number**2) for number in range(DEVIATIONS)]
-    result = curve_of([curve([0.0, final]) for final in finals], "tokens", "bleu")
+    finals = [float(number**2) for number in range(5)]
+    result = curve_of([curve([0.0, final]) for final in finals], "tokens", "bleu", deviation=True)
     assert result is not None
     assert result.mean[-1] == pytest.approx(statistics.fmean(finals))
     assert result.high[-1] - result.mean[-1] == pytest.approx(statistics.stdev(finals))
     assert result.mean[-1] - result.low[-1] == pytest.approx(statistics.stdev(finals))
+
+
+def test_one_seed_has_no_band() -> None:
+    result = curve_of([curve([1.0, 2.0])], "update", "bleu", deviation=True)
+    assert result is not None
+    assert result.low.tolist() == result.mean.tolist() == result.high.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("seeds", "band"), [(DEVIATIONS - 1, "range of 4"), (DEVIATIONS, "standard deviation of 5")])
+def test_all_entries_of_a_study_have_the_same_kind_of_band(seeds: int, band: str) -> None:
+    full, other = many(2, seeds)
+    figure = draw_curves([full, replace(other, values=other.values[:2], curves=other.curves[:2])], "BLEU", "A study")
+    assert f"mean and {band} seeds" in words(figure)
+    finals = [rows[-1]["bleu"] for rows in other.curves[:2]]
+    expected = 2 * statistics.stdev(finals) if seeds == DEVIATIONS else max(finals) - min(finals)
+    heights = [
+        float(np.ptp(vertices[np.isclose(vertices[:, 0], 500), 1]))
+        for vertices in (path.vertices for band in figure.axes[0].collections for path in band.get_paths())
+    ]
+    assert min(abs(height - expected) for height in heights) < 1e-9
 
 
 def test_longer_seeds_continue_alone() -> None:
@@ -93,6 +114,7 @@ def test_panels_that_nothing_was_measured_for_are_left_out() -> None:
     figure = draw_curves([point("full", 3.0, curves=[rows])], "BLEU", "A study")
     assert [axes.get_xlabel() for axes in figure.axes] == ["updates", "training time, seconds"]
     assert draw_curves([point("full", 3.0)], "BLEU", "A study") is None
+    assert draw_curves([point("full", 3.0, curves=[curve([math.nan])])], "BLEU", "A study") is None
     assert draw_curves([point("full", 3.0, curves=[[{"update": 1}]])], "BLEU", "A study") is None
 
 
