@@ -184,7 +184,7 @@ def _run(study: "Study", folder: "Folder", *, device: str, threads: int | None, 
 
         signal = run(folder, plan, data, children, show=show, done=done)
     if signal is not None:
-        write_outputs(folder)
+        write_outputs(folder, progress=through)
         typer.echo(STOPPED, err=True)
         raise typer.Exit(128 + signal)
     _print(folder, study.settings.columns)
@@ -197,7 +197,7 @@ def _print(folder: "Folder", columns: "list[str] | tuple[str, ...]") -> None:
     from mtkit.experiments.outputs import write_outputs
     from mtkit.experiments.report import text
 
-    table, written = write_outputs(folder, columns)
+    table, written = write_outputs(folder, columns, progress=through)
     typer.echo(
         f"\n{text(folder.study(), table, folder.rows())}\n\n{', '.join(map(str, written))}; logs in {folder.logs}"
     )

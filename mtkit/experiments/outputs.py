@@ -13,6 +13,7 @@ from mtkit.experiments.pictures.ranks import Ranks, draw_ranks
 from mtkit.experiments.report import csv_text, latex, markdown
 from mtkit.experiments.table import COSTS, LOWER_IS_BETTER, Line, Table, build
 from mtkit.storage.files import inside, write_text
+from mtkit.terminal import ProgressBar, silent
 
 COSTS_OF_PICTURES: Mapping[str, str] = {
     "flops": "flops",
@@ -26,7 +27,9 @@ COSTS_OF_PICTURES: Mapping[str, str] = {
 """{cost of a picture: column of the table}"""
 
 
-def write_outputs(folder: Folder, columns: Sequence[str] = (), *, pictures: bool = True) -> tuple[Table, list[Path]]:
+def write_outputs(
+    folder: Folder, columns: Sequence[str] = (), *, pictures: bool = True, progress: ProgressBar = silent
+) -> tuple[Table, list[Path]]:
     """Write results.jsonl, compare.md, .csv and .tex, and the pictures if matplotlib is installed.
 
     With tasks, each task's pictures are in pictures/TASK, and compare-ranks.png has the ranks over all tasks. Return
@@ -46,11 +49,11 @@ def write_outputs(folder: Folder, columns: Sequence[str] = (), *, pictures: bool
         written.append(path)
     if pictures:
         with suppress(ModuleNotFoundError):  # matplotlib is not installed
-            written += _draw(folder, table)
+            written += _draw(folder, table, progress)
     return table, written
 
 
-def _draw(folder: Folder, table: Table) -> list[Path]:
+def _draw(folder: Folder, table: Table, progress: ProgressBar) -> list[Path]:
     metric = table.primary.partition("@")[0]
     if metric in COSTS and metric != "loss":
         return []
@@ -63,11 +66,14 @@ def _draw(folder: Folder, table: Table) -> list[Path]:
         place = folder.path if task is None else inside(folder.path, "pictures", task)
         place.mkdir(parents=True, exist_ok=True)
         points = [_point(line, table) for line in lines]
-        drawn += draw_all(points, _ranks([lines], table, metric), place, metric=metric, title=task or "Comparison")
+        if lines[0].entry != order[0]:  # the first entry has no trial yet
+            points.insert(0, Point(order[0], None, ()))
+        ranks, title = _ranks([lines], table, metric, order[0]), task or "Comparison"
+        drawn += draw_all(points, ranks, place, metric=metric, title=title, progress=progress)
     if len(table.tasks) > 1:
         lines_of_tasks = [table.of_task(task) for task in table.tasks]
-        if (ranks := _ranks(lines_of_tasks, table, metric)) is not None:
-            with styled(ranks.names):
+        if (ranks := _ranks(lines_of_tasks, table, metric, order[0])) is not None:
+            with styled([*ranks.names, *ranks.unranked]):
                 figure = draw_ranks(ranks, f"{len(table.tasks)} tasks")
                 drawn.append(save(figure, inside(folder.path, "compare-ranks.png")))
     return drawn
@@ -83,7 +89,14 @@ def _point(line: Line, table: Table) -> Point:
         for key, name in COSTS_OF_PICTURES.items()
     }
     curves = [
-        [{**point, "flops": point["tokens"] * row.get("flops_per_token", 0) or None} for point in row["curve"]]
+        [
+            {
+                **point,
+                "flops": point["tokens"] * row.get("flops_per_token", 0) or None,
+                "seconds": None if line.shared else point["seconds"],
+            }
+            for point in row["curve"]
+        ]
         for row in line.rows
     ]
     ends = {} if summary is None else {"low": summary.low, "high": summary.high}
@@ -98,10 +111,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _ranks(tasks: Sequence[Sequence[Line]], table: Table, metric: str) -> Ranks | None:
+def _ranks(tasks: Sequence[Sequence[Line]], table: Table, metric: str, first: str) -> Ranks | None:
     """Return the mean ranks of the entries over tasks and seeds; None for fewer than 2 entries or 2 blocks.
 
-    Only entries that have a score for each block take part.
+    Only entries that have a score for each block take part. `first` is the study's first entry.
     """
     column = next(column for column in table.columns if column.key == table.primary)
     scores: dict[str, dict[tuple[int, int], float]] = {}
@@ -116,4 +129,5 @@ def _ranks(tasks: Sequence[Sequence[Line]], table: Table, metric: str) -> Ranks 
         return None
     values = [[scores[name][block] for name in names] for block in blocks]
     found = rank(values, lower_is_better=metric in LOWER_IS_BETTER)
-    return Ranks(names, found.means, found.critical, found.groups, found.blocks, found.p)
+    unranked = sorted({line.entry for lines in tasks for line in lines} - set(names))
+    return Ranks(names, found.means, found.critical, found.groups, found.blocks, found.p, first, unranked)

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from mtkit.evaluation.ranks import rank
+from mtkit.experiments import outputs
 from mtkit.experiments.outputs import _point, _ranks, write_outputs
 from mtkit.experiments.table import build
 from tests.experiments.conftest import Made, Opened
@@ -44,18 +45,35 @@ def test_shared_timings_are_not_drawn(tiny: Made, opened: Opened) -> None:
     table = build(filled(tiny, opened, "full", shared=True))
     point = _point(table.lines[0], table)
     assert point.costs["decoding-speed"] is None
+    assert point.curves[0][0]["seconds"] is None
     assert point.costs["memory"] == 812 * 2**20
 
 
 def test_ranks_are_over_seeds_and_tasks_that_all_have(tiny: Made, opened: Opened) -> None:
     folder = filled(tiny, opened, "full", "band", "linear")
     table = build(folder)
-    ranks = _ranks([table.lines], table, "BLEU")
+    ranks = _ranks([table.lines], table, "BLEU", "full")
     assert ranks is not None
     assert dict(zip(ranks.names, ranks.means, strict=True)) == {"full": 1.5, "band": 1.5, "linear": 3.0}
     assert ranks.critical == rank([[SCORES[name][seed] for name in ranks.names] for seed in (0, 1)]).critical
     folder.fail("linear.seed-2", "why")
     table = build(folder)
-    ranks = _ranks([table.lines], table, "BLEU")
+    ranks = _ranks([table.lines], table, "BLEU", "full")
     assert ranks is not None
     assert set(ranks.names) == {"full", "band"}
+    assert (ranks.first, ranks.unranked) == ("full", ["linear"])
+
+
+def test_a_first_entry_without_trials_is_not_another_entry(
+    tiny: Made, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    folder, plan, data = opened(tiny("full", "band", seeds=1))
+    for trial in plan.due([]):
+        if trial.entry == "band":
+            folder.add(trial, data[None])
+            folder.keep(trial.name, None, **row(40.0))
+    drawn: list[Any] = []
+    monkeypatch.setattr(outputs, "draw_all", lambda points, *_, **__: drawn.extend(points) or [])
+    write_outputs(folder)
+    assert [(point.name, point.values) for point in drawn] == [("full", ()), ("band", (40.0,))]

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-PERCENT = ("BLEU", "chrF", "exact")
+PERCENT = ("BLEU", "chrF", "exact", "token")
 """Metrics from 0 to 100, higher is better."""
 LOWER = ("TER", "loss")
 """Metrics of which lower values are better. The other metrics are better when higher."""
-NAMES = {"exact": "exact match"}
+NAMES = {"exact": "exact match", "token": "token accuracy"}
 TITLES = {"loss": "loss in nats per target token"}
 """Names of metrics in text, and titles of their axes, if they differ."""
 BEST = 102.0
@@ -77,11 +77,11 @@ def scored(points: Sequence[Point]) -> list[Point]:
 
 
 def omissions(points: Sequence[Point]) -> str:
-    """Return which failed trials the pictures leave out, as text for readers; empty if there are none."""
+    """Return which entries and trials the pictures leave out, as text for readers; empty if there are none."""
     drawn = scored(points)
     gone = [point.name for point in points if point not in drawn]
     partly = [point.name for point in drawn if point.failed]
-    lines = [f"{listed(gone)} failed"] if gone else []
+    lines = [f"{listed(gone)} (no score)"] if gone else []
     if partly:
         count = sum(point.failed for point in drawn)
         lines.append(f"{count} failed trial{'s' * (count > 1)} of {listed(partly)}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtkit.experiments.pictures.canvas import FAINT, INK, entitle, new_figure, shortened
+from mtkit.experiments.pictures.points import listed
 
 FEW = 20
 """Number of entries up to which the picture is the diagram of Demsar (2006)."""
@@ -21,7 +22,6 @@ class Ranks:
     """Mean ranks of entries, which `mtkit.evaluation.ranks.rank` returns without names; rank 1 is best."""
 
     names: Sequence[str]
-    """Entries in the order of the table: the first entry, with which the others are compared, is drawn in bold."""
     means: Sequence[float]
     """Mean rank of each entry over the blocks."""
     critical: float
@@ -32,6 +32,10 @@ class Ranks:
     """Number of blocks, in each of which the entries were ranked: tasks with seeds."""
     p: float | None = None
     """Probability, by Friedman's test, of such differences if no entries differ."""
+    first: str = ""
+    """The entry with which the others are compared. It is drawn in bold."""
+    unranked: Sequence[str] = ()
+    """Entries without a score in some block, which have no rank."""
 
 
 def draw_ranks(ranks: Ranks, title: str) -> Any:
@@ -53,9 +57,11 @@ def draw_ranks(ranks: Ranks, title: str) -> Any:
     entitle(
         figure,
         f"{title}: mean rank in {ranks.blocks} block{'s' * (ranks.blocks != 1)}",
-        f"Rank 1 is best; bold: first entry. CD: Nemenyi's critical difference at 5%, {ranks.critical:.2f}. {meaning}",
+        "Rank 1 is best." + (" Bold: first entry." if ranks.first in ranks.names else ""),
+        f"CD: Nemenyi's critical difference at 5%, {ranks.critical:.2f}. {meaning}",
         together,
         "A block is a task with a seed, so this describes new seeds on the same tasks.",
+        f"Not ranked, because a block has no score of them: {listed(ranks.unranked)}." if ranks.unranked else "",
     )
     return figure
 
@@ -113,7 +119,7 @@ def _diagram(ranks: Ranks, order: Sequence[int]) -> Any:
         axes.text(
             side, y, f"{name}  {mean:.2f} " if on_left else f" {mean:.2f}  {name}",
             horizontalalignment="right" if on_left else "left", verticalalignment="center",
-            fontweight="normal" if index else "bold", gid=f"label {ranks.names[index]}",
+            fontweight="bold" if ranks.names[index] == ranks.first else "normal", gid=f"label {ranks.names[index]}",
         )  # fmt: skip
     axes.xaxis.set_ticks_position("top")
     axes.set_xticks(range(1, count + 1))
@@ -139,7 +145,8 @@ def _list(ranks: Ranks, order: Sequence[int]) -> Any:
         axes.plot([mean], [row], "o", color=color, markersize=4)
     labels = [f"{shortened(ranks.names[index])}  {ranks.means[index]:.1f}" for index in order]
     axes.set_yticks(range(len(order)), labels, fontsize=8)
-    axes.get_yticklabels()[order.index(0)].set_fontweight("bold")
+    for label, index in zip(axes.get_yticklabels(), order, strict=True):
+        label.set_fontweight("bold" if ranks.names[index] == ranks.first else "normal")
     axes.set_ylim(len(order) - 0.3, -0.7)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", top=True, labeltop=True)

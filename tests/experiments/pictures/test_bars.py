@@ -26,7 +26,7 @@ def test_rows_show_mean_interval_seeds_and_speed_with_the_best_on_top() -> None:
     assert [bar.get_width() for bar in speed.patches] == [0, 500, 1500]
     shown = words(figure)
     assert all(text in shown for text in ("31.00 ± 1.41", "40.00 ± 0.00", "not measured", "1.5k"))
-    assert "Left out: gone failed; 1 failed trial of luna." in shown
+    assert "Left out: gone (no score); 1 failed trial of luna." in shown
 
 
 def test_a_lower_loss_is_on_top_and_to_the_right() -> None:

@@ -62,7 +62,7 @@ def test_a_dot_and_an_interval_per_entry() -> None:
     assert not drawn(figure, "gone")
     assert not drawn(figure, "other")
     assert "Time not measured: other." in " ".join(words(figure).split())
-    assert "Left out: gone failed." in " ".join(words(figure).split())
+    assert "Left out: gone (no score)." in " ".join(words(figure).split())
     assert "A study: BLEU and time" in words(figure)
     assert [text.get_text() for name in ("full", "band", "zero") for text in drawn(figure, f"label {name}")] == [
         "full", "band", "zero",

@@ -89,7 +89,7 @@ def test_four_panels_of_the_metric_with_the_best_first_in_the_legend() -> None:
         assert line in axes.get_lines()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["band", "full (first entry)"]
     assert "A study: validation BLEU, mean and range of 2 seeds" in words(figure)
-    assert "Left out: gone failed." in words(figure)
+    assert "Left out: gone (no score)." in words(figure)
     assert len(figure.axes[0].collections) == 2, "a band per entry"
 
 

@@ -25,7 +25,7 @@ def test_costs_that_were_not_measured() -> None:
 def test_failed_trials_are_left_out_and_named() -> None:
     points = [point("full", 1.0, 2.0), point("band", failed=3), point("luna", 1.0, failed=2), point("nan", math.nan)]
     assert [each.name for each in scored(points)] == ["full", "luna"]
-    assert omissions(points) == "Left out: band, nan failed; 2 failed trials of luna."
+    assert omissions(points) == "Left out: band, nan (no score); 2 failed trials of luna."
     assert omissions(points[:1]) == ""
     assert omissions([point("a", 1.0, failed=1)]) == "Left out: 1 failed trial of a."
 

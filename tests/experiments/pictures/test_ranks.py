@@ -12,7 +12,7 @@ from tests.experiments.pictures.points import drawn, words
 pytest.importorskip("matplotlib")
 
 NAMES = ["full", "band", "luna", "lazy"]
-RANKS = Ranks(NAMES, [2.0, 1.25, 3.0, 3.75], 1.1, [[0, 1], [0, 2], [2, 3], [3]], 8)
+RANKS = Ranks(NAMES, [2.0, 1.25, 3.0, 3.75], 1.1, [[0, 1], [0, 2], [2, 3], [3]], 8, first="full")
 
 
 def named(scores: list[list[float]]) -> Ranks:
@@ -100,3 +100,11 @@ def test_ties_in_one_block() -> None:
 
 def test_a_single_entry_has_no_ranks() -> None:
     assert draw_ranks(Ranks(["full"], [1.0], 0.0, [], 3), "A study") is None
+
+
+def test_entries_without_ranks_are_named_and_the_first_may_be_one() -> None:
+    figure = draw_ranks(replace(RANKS, first="gone", unranked=["gone", "lost"]), "A study")
+    shown = " ".join(words(figure).split())
+    assert "no score of them: gone, lost." in shown
+    assert "Bold" not in shown
+    assert "bold" not in {text.get_fontweight() for text in figure.axes[0].texts}
