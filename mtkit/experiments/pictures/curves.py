@@ -43,7 +43,7 @@ class Curve(NamedTuple):
     low: np.ndarray
     high: np.ndarray
     tails: list[tuple[np.ndarray, np.ndarray]]
-    """Rest of the seeds that continue after this range."""
+    """Rest of the seeds that continue after this range; the seeds if they have no common range."""
 
 
 def curve_of(
@@ -67,7 +67,7 @@ def curve_of(
     else:
         low, high = rows.min(0), rows.max(0)
     # where a seed has ended, the others are not averaged: the mean would jump
-    tails = [(x[x >= end], y[x >= end]) for x, y in lines if x[-1] > LONGER * end]
+    tails = [(x[x >= end], y[x >= end]) for x, y in lines if x[-1] > LONGER * end] if start <= end else lines
     return Curve(points, mean, low, high, tails)
 
 
@@ -112,7 +112,7 @@ def draw_curves(points: Sequence[Point], metric: str, title: str) -> Any:
         figure,
         f"{title}: validation {scale.name}" + (f", mean and {band}" if most > 1 else ""),
         f"In colour: the best {MOST} and the first entry; in grey: {grey} others." if grey else "",
-        "Thin lines: seeds that trained longer than others." if _any_tails(grid) else "",
+        "Thin lines and small dots: seeds outside the range that all seeds have." if _any_tails(grid) else "",
         omissions(points),
     )
     handles, labels = grid[0].get_legend_handles_labels()
@@ -160,7 +160,10 @@ def _panel(
                 marker="." if len(curve.x) == 1 else None,
             )  # fmt: skip
         for x, y in curve.tails:
-            axes.plot(x, y, color=style["color"] if style else FAINT, linewidth=0.7, gid=f"tail {point.name}")
+            axes.plot(
+                x, y, color=style["color"] if style else FAINT, linewidth=0.7, marker="." if len(x) == 1 else None,
+                gid=f"tail {point.name}",
+            )  # fmt: skip
     if is_wide(ends):
         logarithmic(axes, "x")
     else:

@@ -105,7 +105,8 @@ def _diagram(ranks: Ranks, order: Sequence[int]) -> Any:
     axes.set_ylim(top + len(left), -2)
     reach = min(1 + ranks.critical, count)
     axes.plot([1, reach], [-1.2, -1.2], "|-", color=INK, gid="difference")
-    axes.text(1, -1.5, f"CD = {ranks.critical:.2f}", verticalalignment="bottom", fontsize=8)
+    longer = ", longer than the axis" if reach < 1 + ranks.critical else ""
+    axes.text(1, -1.5, f"CD = {ranks.critical:.2f}{longer}", verticalalignment="bottom", fontsize=8)
     for (low, high), lane in zip(spans, bars, strict=True):
         y = 0.5 + LANE * lane
         axes.plot([low, high], [y, y], color=INK, linewidth=4, solid_capstyle="butt", gid="group")

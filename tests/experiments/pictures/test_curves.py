@@ -71,6 +71,12 @@ def test_seeds_without_a_common_range() -> None:
     result = curve_of([curve([1.0]), curve([2.0], every=300)], "update", "bleu")
     assert result is not None
     assert len(result.x) == len(result.mean) == 0
+    assert [(x.tolist(), y.tolist()) for x, y in result.tails] == [([100], [1]), ([300], [2])]
+    figure = draw_curves([point("full", 3.0, curves=[curve([1.0]), curve([2.0], every=300)])], "BLEU", "A study")
+    for axes in figure.axes:
+        dots = [line for line in axes.get_lines() if line.get_gid() == "tail full"]
+        assert [list(line.get_ydata()) for line in dots] == [[1.0], [2.0]]
+        assert all(line.get_marker() == "." for line in dots)
 
 
 def test_four_panels_of_the_metric_with_the_best_first_in_the_legend() -> None:

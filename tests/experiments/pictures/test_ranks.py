@@ -108,3 +108,10 @@ def test_entries_without_ranks_are_named_and_the_first_may_be_one() -> None:
     assert "no score of them: gone, lost." in shown
     assert "Bold" not in shown
     assert "bold" not in {text.get_fontweight() for text in figure.axes[0].texts}
+
+
+@pytest.mark.parametrize(("critical", "reach"), [(3.0, 4.0), (9.0, 4.0)])
+def test_a_critical_difference_beyond_the_axis_is_named(critical: float, reach: float) -> None:
+    figure = draw_ranks(replace(RANKS, critical=critical), "A study")
+    assert drawn(figure, "difference")[0].get_xdata()[1] == reach
+    assert ("CD = 9.00, longer than the axis" in words(figure)) == (critical > 3)
