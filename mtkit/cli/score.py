@@ -48,7 +48,7 @@ def score(
     ] = None,
     source: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Source, for --by-length of --hypothesis or --gold-alignments."),
+        typer.Option(metavar="FILE", help="Source of --hypothesis, for --by-length, or of --gold-alignments."),
     ] = None,
     side: Annotated[
         list[str] | None,
@@ -256,7 +256,7 @@ def _score_contrastive(
 
 
 def _score_links(options: dict[str, Any]) -> str:
-    """Score word alignments of runs, or of files of links, by gold links; return the table or the JSON object."""
+    """Compare word alignments of runs, or files of links, with gold links; return the table or the JSON object."""
     from mtkit.evaluation.gold_alignments import compare_links, links_object, links_text, read_links
     from mtkit.evaluation.significance import TESTS
     from mtkit.storage.files import json_text

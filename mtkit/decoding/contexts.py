@@ -102,8 +102,8 @@ class ContextCounts:
             return None
         more = "" if limits.sentences is None else f" and {limits.sentences:,} sentences"
         return (
-            f"the context of {self.cut:,} lines is longer than the model has learned to translate at once "
-            f"({limits.pieces:,} pieces{more}, or its maximum length): only the nearest sentences were kept"
+            f"contexts were cut to their nearest sentences ({self.cut:,}): they are longer than the model has learned "
+            f"to translate at once, {limits.pieces:,} pieces{more}, or than its maximum length"
         )
 
 

@@ -174,7 +174,7 @@ def test_counts_are_kept_and_told() -> None:
     counts = ContextCounts.of(lines) + ContextCounts.of(lines[:2])
     assert counts == ContextCounts(3, 5, 1)
     assert ContextCounts.restored(counts.state()) == counts
-    assert "the context of 1 lines" in str(counts.message(ContextLimits(None, 22)))
+    assert "contexts were cut to their nearest sentences (1)" in str(counts.message(ContextLimits(None, 22)))
     assert ContextCounts.of(lines[:2]).message(ContextLimits(None, 22)) is None
     with pytest.raises(ValueError, match="version"):
         ContextCounts.restored([1])

@@ -117,8 +117,8 @@ def test_given_translations_follow_their_documents(translator: Translator, tmp_p
     cut = sum(line.cut for line in forced)
     assert 0 < cut < sum(line.context > 0 for line in forced)
     assert said == [
-        f"the context of {cut} lines is longer than the model has learned to translate at once "
-        "(20 pieces, or its maximum length): only the nearest sentences were kept"
+        f"contexts were cut to their nearest sentences ({cut}): they are longer than the model has learned to "
+        "translate at once, 20 pieces, or than its maximum length"
     ]
     ids = list("aaaabcc")
     assert written(lambda out: force_file(translator, lines, given, out, document_ids=ids)) == expected

@@ -123,7 +123,7 @@ def test_all_translations_of_a_segment_get_the_same_context(documents: Run, tmp_
     nearest = {**row, "source_context": ["One bird."], "target_context": ["One cat."]}
     assert kept["log_probs"] == pytest.approx(expected(documents, nearest), abs=1e-3)
     assert len(said) == 1
-    assert said[0].startswith("the context of 1 lines is longer")
+    assert said[0].startswith("contexts were cut to their nearest sentences (1)")
 
 
 def test_a_run_of_single_sentences_leaves_contexts_out(single: Run, tmp_path: Path) -> None:
