@@ -271,9 +271,9 @@ def score(
 ) -> list[Score]:
     """Score translations against one or several references with the same lines.
 
-    `metrics` are one or several of BLEU, chrF, TER and exact. `language` is the target language, which selects the
-    tokenizers of BLEU and TER; `tokenize` selects BLEU's directly. `bootstrap` is the number of resamples for intervals
-    (`score_corpus`), 0 for none.
+    `metrics` are one or several of BLEU, chrF, TER, exact and token. `language` is the target language, which selects
+    the tokenizers of BLEU and TER; `tokenize` selects BLEU's directly. `bootstrap` is the number of resamples for
+    intervals (`score_corpus`), 0 for none.
 
     Raises: as `mtkit.evaluation.scores.score_corpus`; DataError for a file that cannot be read; MtkitError for a line
     that is not text.

@@ -58,7 +58,9 @@ def score(
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Metric: BLEU, chrF, TER or exact; repeatable.  [default: the recipe's]"),
+        typer.Option(
+            metavar="NAME", help="Metric: BLEU, chrF, TER, exact or token; repeatable.  [default: the recipe's]"
+        ),
     ] = None,
     paired_test: Annotated[
         list[str] | None,
@@ -80,7 +82,7 @@ def score(
     ] = None,
     lowercase: Annotated[
         bool | None,
-        typer.Option("--lowercase/--cased", help="Ignore case in BLEU, chrF and exact match.  [default: cased]"),
+        typer.Option("--lowercase/--cased", help="Ignore case in all metrics; TER always does.  [default: cased]"),
     ] = None,
     contrastive: Annotated[
         Path | None,
@@ -118,8 +120,10 @@ def score(
 ) -> None:
     """Score translations, with confidence intervals and signatures.
 
-    Without arguments, the latest translations of the latest run are scored by BLEU, chrF and TER. 95% confidence
-    intervals are percentiles of bootstrap resamples; exact match has Wilson's interval. The first of several systems is
+    Without arguments, the latest translations of the latest run are scored by the recipe's metrics: BLEU, chrF and TER,
+    or exact and token match of a built-in task. Token match is the percentage of positions with the right word, of the
+    longer of hypothesis and reference. 95% confidence intervals are percentiles of bootstrap resamples; exact match has
+    Wilson's interval. The first of several systems is
     the baseline: the others are printed with their difference from it and p-values by paired bootstrap and approximate
     randomisation. The sacrebleu command computes the same scores from the same files.
 

@@ -117,10 +117,16 @@ class Resegmentation:
 def sampling_strength(tokenizer: TokenizerSettings, *, dropout: float, alpha: float) -> float:
     """Return the strength of subword sampling, 0 for none: `dropout` for bpe, `alpha` for unigram.
 
-    Raises: RecipeError if the setting of the other kind is given.
+    Raises: RecipeError if the setting of the other kind is given, or either for words, which have one segmentation.
     """
     names = {"bpe": ("subword_dropout", "subword_alpha"), "unigram": ("subword_alpha", "subword_dropout")}
     strengths = {"subword_dropout": dropout, "subword_alpha": alpha}
+    if tokenizer.kind == "words":
+        if given := [name for name, strength in strengths.items() if strength]:
+            raise RecipeError(
+                f"training.{given[0]} = {strengths[given[0]]} does not go with a words tokenizer; leave it out"
+            )
+        return 0.0
     name, other = names[tokenizer.kind]
     if strengths[other]:
         raise RecipeError(

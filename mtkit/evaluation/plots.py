@@ -18,7 +18,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 TRAINING, VALIDATION, RATE, NORM = "#1f77b4", "#d62728", "#2ca02c", "#8c8c8c"
 
-SHOWN = {"bleu": "BLEU", "chrf": "chrF", "exact": "exact match", "ter": "TER"}
+SHOWN = {"bleu": "BLEU", "chrf": "chrF", "exact": "exact match", "token": "token match", "ter": "TER"}
 """Names of the plotted validation scores, by their key in metrics.jsonl."""
 
 

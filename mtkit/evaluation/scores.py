@@ -1,12 +1,13 @@
-"""Metrics by name: sacrebleu's BLEU, chrF and TER, and exact match as a sacrebleu metric.
+"""Metrics by name: sacrebleu's BLEU, chrF and TER, and exact and token match as sacrebleu metrics.
 
-BLEU, chrF, TER and exact match of corpora, with signatures and confidence intervals.
+Scores of corpora, with signatures and confidence intervals.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import eq
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ from mtkit.errors import DataError, MtkitError, did_you_mean, shown
 from mtkit.evaluation.statistics import Statistics, gather, resample, seed
 from mtkit.terminal import ProgressBar, silent
 from mtkit.text.languages import bleu_tokenizer, has_spaces
+from mtkit.text.words import words
 
 METRICS = ("BLEU", "chrF", "TER")
 """Default metrics. TER counts edits: lower is better."""
 
-ALL_METRICS = (*METRICS, "exact")
+ALL_METRICS = (*METRICS, "exact", "token")
 
 
 def metric_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -50,6 +52,8 @@ def make_metric(name: str, *, language: str | None = None, tokenize: str | None 
         return _ter(language)
     if name == "exact":
         return ExactMatch(lowercase=lowercase)
+    if name == "token":
+        return TokenMatch(lowercase=lowercase)
     if tokenize is None:
         tokenize = installed_tokenizer(language)
     elif tokenize not in BLEU.TOKENIZERS:
@@ -111,7 +115,7 @@ class _CharacterTER(TER):  # type: ignore[misc]
         return str(self._characters(sent.rstrip().lower()))
 
 
-class _ExactSignature(Signature):  # type: ignore[misc]
+class _MatchSignature(Signature):  # type: ignore[misc]
     """sacrebleu's signature, plus whether the comparison ignores case."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
@@ -123,7 +127,7 @@ class _ExactSignature(Signature):  # type: ignore[misc]
 class ExactMatch(Metric):  # type: ignore[misc]
     """Percentage of segments that equal one of their references, ignoring spaces at the ends of lines."""
 
-    _SIGNATURE_TYPE = _ExactSignature
+    _SIGNATURE_TYPE = _MatchSignature
 
     def __init__(self, *, lowercase: bool = False) -> None:
         super().__init__()
@@ -145,6 +149,42 @@ class ExactMatch(Metric):  # type: ignore[misc]
         return self._compute_score_from_stats(np.sum(stats, axis=0))
 
 
+class TokenMatch(Metric):  # type: ignore[misc]
+    """Percentage of positions with the right word: the i-th word of the hypothesis equals the i-th of the reference.
+
+    A segment has as many positions as the longer of hypothesis and reference has words, so that missing and superfluous
+    words are wrong. The corpus's score is the sum of the right words divided by the sum of the positions; 100 without
+    any word. Of several references, the one with the largest share counts. Words are those of `mtkit.text.words`.
+    """
+
+    _SIGNATURE_TYPE = _MatchSignature
+
+    def __init__(self, *, lowercase: bool = False) -> None:
+        super().__init__()
+        self.lowercase = lowercase
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return (sent.lower() if self.lowercase else sent).rstrip()
+
+    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+        return {"references": [words(reference) for reference in refs]}
+
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
+        spoken = words(hypothesis)
+        counts = [
+            (sum(map(eq, spoken, reference)), max(len(spoken), len(reference)))
+            for reference in ref_kwargs["references"]
+        ]
+        right, positions = max(counts, key=lambda count: count[0] / max(count[1], 1))
+        return [right, positions]
+
+    def _compute_score_from_stats(self, stats: Any) -> Any:
+        return SacrebleuScore("token", 100 * stats[0] / stats[1] if stats[1] else 100.0)
+
+    def _aggregate_and_compute(self, stats: Any) -> Any:
+        return self._compute_score_from_stats(np.sum(stats, axis=0))
+
+
 RESAMPLES = 1000
 
 NORMAL = 1.959964
@@ -159,7 +199,7 @@ class Score:
     """One metric over a whole corpus."""
 
     name: str
-    """"BLEU", "chrF", "TER" or "exact"."""
+    """"BLEU", "chrF", "TER", "exact" or "token"."""
     value: float
     signature: str
     """sacrebleu's signature: metric settings and version. Scores with different signatures are not comparable."""
@@ -189,7 +229,7 @@ def score_corpus(
     percentiles are the confidence intervals, 0 for no intervals; the seed is fixed. Exact match is a share of segments,
     so it has Wilson's interval. `languages` holds the target language of each segment, which selects the tokenizer of
     BLEU and TER; unknown languages use 13a. `tokenize` sets BLEU's tokenizer for all languages. `lowercase` ignores
-    case in BLEU, chrF and exact match; TER always ignores it.
+    case in BLEU, chrF, exact and token match; TER always ignores it.
 
     Raises: DataError if the numbers of lines differ or are 0, or there are no references; MtkitError for no metric, an
     unknown metric, an unknown or missing tokenizer, and `bootstrap` = 1 or below 0.

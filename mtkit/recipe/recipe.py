@@ -28,7 +28,7 @@ from mtkit.storage.records import as_python, explain
 
 Layers = Annotated[int, Field(gt=0, le=10_000)]
 Preset = Literal["tiny", "small", "base", "big"]
-Metric = Literal["BLEU", "chrF", "TER", "exact"]
+Metric = Literal["BLEU", "chrF", "TER", "exact", "token"]
 
 
 class ModelSettings(Settings):
@@ -133,9 +133,10 @@ class ScoringSettings(Settings):
     """sacrebleu tokenizer of BLEU. Default by target language: zh, ja-mecab and ko-mecab if installed, char for
     Thai, Lao, Khmer and Burmese, else 13a."""
     lowercase: bool = False
-    """Ignore case in BLEU, chrF and exact match."""
+    """Ignore case in BLEU, chrF, exact and token match."""
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = ("BLEU", "chrF", "TER")
-    """Metrics of `score`. `exact` is the percentage of segments that equal the reference. Validation uses BLEU."""
+    """Metrics of `score`. `exact` is the percentage of segments that equal the reference, `token` the percentage of
+    positions with the right word. Default of tasks: exact and token. Validation uses `training.best_by`."""
 
 
 class Recipe(Settings):
@@ -159,6 +160,17 @@ class Recipe(Settings):
         if joint or "tie" in self.model.model_fields_set:
             return self
         return self.model_copy(update={"model": self.model.model_copy(update={"tie": "decoder"})})
+
+    def for_task(self) -> Self:
+        """Return the recipe, with the measures of built-in tasks as far as it sets none; unchanged without a task."""
+        if self.data.task is None:
+            return self
+        update: dict[str, Settings] = {}
+        if "metrics" not in self.scoring.model_fields_set:
+            update["scoring"] = self.scoring.model_copy(update={"metrics": ("exact", "token")})
+        if "best_by" not in self.training.model_fields_set:
+            update["training"] = self.training.model_copy(update={"best_by": "exact"})
+        return self.model_copy(update=update)
 
     @model_validator(mode="after")
     def _r_drop_has_dropout(self) -> Self:
@@ -216,7 +228,7 @@ def make_recipe(settings: Mapping[str, Any], origin: str | None = None) -> Recip
         hint = did_you_mean(str(preset), names)
         raise RecipeError(f"{where}no preset {shown(preset)}{hint}; the presets are {', '.join(names)}")
     try:
-        return Recipe.model_validate(merged(PRESETS[preset], settings))
+        return Recipe.model_validate(merged(PRESETS[preset], settings)).for_task()
     except PydanticError as error:
         raise RecipeError(where + _explain(error)) from error
 

@@ -156,7 +156,7 @@ class DecodingSettings(Settings):
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Target = Literal["query", "key", "value", "output", "feed_forward"]
-BestBy = Literal["bleu", "chrf", "loss", "exact", "ter"]
+BestBy = Literal["bleu", "chrf", "loss", "exact", "token", "ter"]
 
 
 def _listed(names: Any) -> Any:
@@ -214,8 +214,9 @@ class TrainingSettings(Settings):
     max_minutes: PositiveFloat | None = None
     """Maximum minutes of training, including the time before a resume."""
     best_by: BestBy = "bleu"
-    """Validation score that selects the best checkpoint and resets patience: BLEU, chrF, loss, exact match or TER.
-    Lower is better for loss and TER. If scores are equal, the checkpoint with the lowest loss is best."""
+    """Validation score that selects the best checkpoint and resets patience: BLEU, chrF, loss, exact match, token match
+    or TER. Lower is better for loss and TER. If scores are equal, the checkpoint with the lowest loss is best. Default
+    of tasks: exact."""
     patience: PositiveInt | None = None
     """Maximum validations in a row without a better score by `best_by`."""
     least_improvement: NonNegativeFloat = 0.0

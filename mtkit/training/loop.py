@@ -62,7 +62,7 @@ def train(
     model cannot be built or the device does not exist.
     """
     # the prepared data's settings hold, not those of the recipe
-    recipe = recipe.model_copy(update={"data": prepared.settings}).tied(joint=prepared.tokenizers.joint)
+    recipe = recipe.model_copy(update={"data": prepared.settings}).tied(joint=prepared.tokenizers.joint).for_task()
     deterministic = recipe.training.deterministic
     with (
         fixed_workspaces(deterministic),

@@ -20,7 +20,14 @@ from mtkit.storage.records import Count
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-MEASURES: Mapping[BestBy, str] = {"bleu": "BLEU", "chrf": "chrF", "loss": "loss", "exact": "exact match", "ter": "TER"}
+MEASURES: Mapping[BestBy, str] = {
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "loss": "loss",
+    "exact": "exact match",
+    "token": "token match",
+    "ter": "TER",
+}
 """Names of the validation scores of `training.best_by` in messages."""
 
 LOWER_IS_BETTER: Collection[BestBy] = ("loss", "ter")

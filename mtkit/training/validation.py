@@ -35,7 +35,7 @@ from mtkit.training.data_loader import DeviceBatch
 from mtkit.training.loss import token_loss
 from mtkit.training.metrics import Say
 from mtkit.training.precision import Precision
-from mtkit.training.progress import Interruption, Progress
+from mtkit.training.progress import MEASURES, Interruption, Progress
 from mtkit.training.world import World
 
 
@@ -69,6 +69,8 @@ class Validation:
     best_by: BestBy = "bleu"
     other: Score | None = None
     """Score by `best_by`, if that is neither BLEU nor the loss."""
+    shows_bleu: bool = True
+    """Whether people see BLEU: it is among the recipe's metrics, or there is no other score."""
 
     @property
     def perplexity(self) -> float:
@@ -92,11 +94,13 @@ class Validation:
 
     def lines(self, title: str, better: bool) -> list[str]:
         """The result and sample translations as lines of text."""
-        head = (
-            f"{title}: validation loss {self.nll:.3f}, perplexity {self.perplexity:.2f}, BLEU {self.bleu:.2f}"
-            + (f", {self.other.name} {self.other.value:.2f}" if self.other else "")
-            + f"{' (best so far)' if better else ''}, {self.seconds:.1f} s, {self.signature}"
-        )
+        numbers = [f"{title}: validation loss {self.nll:.3f}", f"perplexity {self.perplexity:.2f}"]
+        if self.shows_bleu:
+            numbers.append(f"BLEU {self.bleu:.2f}")
+        if self.other is not None:
+            numbers.append(f"{MEASURES[self.best_by]} {self.other.value:.2f}")
+        signature = self.signature if self.shows_bleu or self.other is None else self.other.signature
+        head = f"{', '.join(numbers)}{' (best so far)' if better else ''}, {self.seconds:.1f} s, {signature}"
         parts = ("source", "reference", "translation")
         return [head, *(f"  {part:<12}{shortened(getattr(sample, part))}" for sample in self.samples for part in parts)]
 
@@ -145,17 +149,19 @@ def validate(
     hypotheses = [text for _, text in sorted(line for share in done for line in share)]
     sources, references = side.sources, side.references
     bleu, *others = _scores(hypotheses, side, recipe)
+    shows_bleu = "BLEU" in recipe.scoring.metrics or not others
     sample_rows = range(0, len(sources), max(len(sources) // 3, 1))[:3]
     return Validation(
         nll,
         bleu.value,
         bleu.signature,
-        doubt=doubt([bleu], hypotheses, [references]),
+        doubt=doubt([bleu], hypotheses, [references]) if shows_bleu else None,
         samples=[Sample(sources[row], references[row], hypotheses[row]) for row in sample_rows],
         seconds=monotonic() - begin,
         peak_bytes=peak_bytes(precision.device),
         best_by=recipe.training.best_by,
         other=others[0] if others else None,
+        shows_bleu=shows_bleu,
     )
 
 
