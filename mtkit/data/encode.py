@@ -207,7 +207,9 @@ def _ragged(rows: list[list[int]]) -> Ragged:
 
 
 def _words(side: Ragged, tokenizer: Tokenizer) -> np.ndarray:
-    """Count the words of each row: pieces that begin with a space."""
-    sums = np.concatenate([np.zeros(1, np.int32), np.cumsum(tokenizer.begins_word[side.flat], dtype=np.int32)])
+    """Count the words of each row: pieces that begin with a space, and bytes that spell one."""
+    begins = tokenizer.begins_word[side.flat]
+    begins[tokenizer.space_bytes(side.flat)] = True
+    sums = np.concatenate([np.zeros(1, np.int32), np.cumsum(begins, dtype=np.int32)])
     ends = np.cumsum(side.lengths, dtype=np.int64)
     return sums[ends] - sums[ends - side.lengths]

@@ -20,6 +20,7 @@ from mtkit.storage.records import read_stored
 from mtkit.text.corpora import name_of, read_corpus
 from mtkit.text.languages import (
     bleu_tokenizer,
+    has_spaces,
     known_language,
     lacks_spaces,
     language_in,
@@ -180,7 +181,16 @@ def _guess_language(corpora: Sequence[Corpus], side: Side) -> tuple[str | None, 
 
 
 def _contradictions(settings: DataSettings) -> Iterator[str]:
-    """Yield warnings about file names of other languages, and target text that BLEU would not split into words."""
+    """Yield warnings about file names of other languages, and text without spaces that words are expected of."""
+    if settings.tokenizer.kind == "words":
+        unspaced = (
+            language for way in settings.directions for language in languages_of(way) if not has_spaces(language)
+        )
+        yield from (
+            f"warning: {language} has no spaces between words, so that a tokenizer of words makes phrases pieces; use "
+            "--tokenizer bpe or unigram"
+            for language in dict.fromkeys(unspaced)
+        )
     sides = {"train": settings.train, "valid": settings.valid, **settings.test}
     for name, corpus in ((name, corpus) for name, corpora in sides.items() for corpus in corpora):
         source, target = languages_of(settings.direction_of(corpus))

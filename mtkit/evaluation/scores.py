@@ -154,7 +154,7 @@ class TokenMatch(Metric):  # type: ignore[misc]
 
     A segment has as many positions as the longer of hypothesis and reference has words, so that missing and superfluous
     words are wrong. The corpus's score is the sum of the right words divided by the sum of the positions; 100 without
-    any word. Of several references, the one with the largest share counts. Words are those of `mtkit.text.words`.
+    any word. Of several references, the one with the largest share counts. `mtkit.text.words` splits words.
     """
 
     _SIGNATURE_TYPE = _MatchSignature

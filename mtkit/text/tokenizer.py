@@ -48,6 +48,8 @@ _BYTES = 256
 _SPACE = "\u2581"
 """sentencepiece's mark of a space."""
 
+_SPACE_BYTES = _SPACE.encode()
+
 _LONGEST_PIECE = 7_999
 """Bytes; sentencepiece loads no model with a longer piece."""
 
@@ -81,6 +83,17 @@ class Tokenizer:
             for piece in range(self.size)
         ]
         return np.where(self.is_byte, 1, sizes)
+
+    def space_bytes(self, pieces: np.ndarray) -> np.ndarray:
+        """Return where three of (n,) pieces are the bytes that spell a space: the indices of their first pieces.
+
+        A model of words encodes the start of an unknown word so; other models have a piece for a space.
+        """
+        if len(pieces) < len(_SPACE_BYTES) or not self.is_byte.any():
+            return np.zeros(0, dtype=np.int64)
+        spelling = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_BYTES]
+        first, second, third = (pieces[place : len(pieces) - 2 + place] == spelling[place] for place in range(3))
+        return np.flatnonzero(first & second & third)
 
     @cached_property
     def _spells_all(self) -> bool:

@@ -68,6 +68,8 @@ def word_shares(tokenizer: Tokenizer, pieces: Sequence[int], text: str, *, norma
     """
     spans = _spans(text, tokenizer.normal if normalised else str)
     sizes = tokenizer.bytes[np.asarray(pieces, dtype=np.int64)].astype(np.float64)
+    starts = tokenizer.space_bytes(np.asarray(pieces))
+    sizes[(starts[:, None] + np.arange(3)).ravel()] = 0  # the bytes of a space
     if normalised and UNK in pieces:
         sizes[np.asarray(pieces) == UNK] = _unknown_sizes(tokenizer, pieces, text)
     ends = np.cumsum(sizes)

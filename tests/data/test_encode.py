@@ -36,6 +36,14 @@ def test_a_chunk_is_the_pieces_of_each_pair_alone(folder: Path) -> None:
     assert found.identical.tolist() == [False, False, True]
 
 
+def test_unknown_words_count_as_words(tmp_path: Path) -> None:
+    train_tokenizer(tmp_path / "joint.model", ["two dogs", "zwei Hunde"], TokenizerSettings(kind="words"))
+    texts = [("two cats and dogs", "zwei"), ("", "drei Katzen"), ("\u65e5 dogs x", "\u65e5")]
+    pairs = [SegmentPair(line, *both) for line, both in enumerate(texts, start=1)]
+    found = encode_chunk(next(chunks(pairs, 0, "en-de")), Tokenizers.load(tmp_path))
+    assert [counts.tolist() for counts in found.words] == [[4, 0, 3], [1, 2, 1]]
+
+
 def test_sides_that_stop_matching_are_found_with_the_line(folder: Path) -> None:
     sources = [f"on {'very ' * (line * 7 % 11)}old day {line} we met {line * 37} dogs" for line in range(100)]
     targets = sources[:60] + sources[61:]

@@ -18,7 +18,7 @@ from mtkit.data.report import summary
 from mtkit.data.resolve import read_test_set, with_languages, with_tokenizer
 from mtkit.data.vocabulary import vocabulary_of
 from mtkit.errors import DataError
-from mtkit.recipe.data import DataSettings
+from mtkit.recipe.data import DataSettings, TokenizerSettings
 from tests.decoding.trained import make_run
 
 SOURCE = ["Ein Haus \u2028 am See.", "", "犬は木の下にいる。", "The small dog sees a cat. A bird finds one."]
@@ -344,3 +344,10 @@ def test_a_run_translates_it_and_is_scored(tmp_path: Path, monkeypatch: pytest.M
     shown = CliRunner().invoke(app, ["score", "--metric", "chrF"], catch_exceptions=False)
     assert shown.exit_code == 0
     assert "chrF" in shown.stdout
+
+
+def test_words_of_languages_without_spaces_are_warned_of(tmp_path: Path) -> None:
+    settings = settings_of_text(tmp_path, ("a.en", "en"), ("a.ja", "ja"))
+    words = settings.model_copy(update={"tokenizer": TokenizerSettings(kind="words")})
+    assert any("ja has no spaces between words" in line for line in with_languages(words)[1])
+    assert not any("spaces" in line for line in with_languages(settings)[1])

@@ -1,5 +1,7 @@
 """Words by number, and which pieces spell them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -100,3 +102,22 @@ def test_folded_text_keeps_its_words(tokenizer: Tokenizer) -> None:
     assert pieces == tokenizer.encode("the cat fish 犬")
     found = word_shares(folding, pieces, text, normalised=True)
     np.testing.assert_allclose(found, word_shares(tokenizer, pieces, "the cat fish 犬", normalised=True), atol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["the dog", "the \u00e9t\u00e9 dog", "\u732b the", "\u00e9t\u00e9 \u732b dog", "x"])
+def test_an_unknown_word_of_a_tokenizer_of_words_spells_only_itself(tmp_path: Path, text: str) -> None:
+    tokenizer = train_tokenizer(tmp_path / "m", ["the dog sees a cat"], TokenizerSettings(kind="words"))
+    rows: list[list[float]] = []
+    for column, word in enumerate(text.split()):
+        share = [float(other == column) for other in range(len(text.split()))]
+        # an unknown word: three bytes of a space, then its bytes
+        rows += [share] if word in ("the", "dog") else [[0.0] * len(share)] * 3 + [share] * len(word.encode())
+    shares = word_shares(tokenizer, tokenizer.encode(text), text, normalised=True)
+    np.testing.assert_array_equal(shares, rows)
+
+
+def test_an_unknown_piece_of_a_tokenizer_of_words_spells_its_words(tmp_path: Path) -> None:
+    settings = TokenizerSettings(kind="words", byte_fallback=False)
+    tokenizer = train_tokenizer(tmp_path / "m", ["the dog sees a cat"], settings)
+    shares = word_shares(tokenizer, tokenizer.encode("the big red dog"), "the big red dog", normalised=True)
+    np.testing.assert_array_equal(shares, [[1, 0, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0, 1]])
