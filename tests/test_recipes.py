@@ -95,7 +95,8 @@ def test_a_shortened_form_goes_from_text_to_scores(
     path = shortened(name, tmp_path)
     checked = check(path, tmp_path / "out", {}, command=["mtkit"], say=lambda line: None)
     sides = {side.name: side for side in checked.sides}
-    assert list(sides) == list(whole.data.test or ["test"])
+    task_sides = ["test", "test-2x", "test-4x"] if whole.data.task is not None else ["test"]
+    assert list(sides) == list(whole.data.test or task_sides)
     for side in sides.values():
         corpora_of_side = whole.data.test.get(str(side.name), ())
         assert side.segments == LINES["test"] * max(1, len(corpora_of_side))
@@ -195,6 +196,8 @@ def shortened(name: str, folder: Path) -> Path:
     if name.startswith("builtin"):
         sentences = min(settings["data"]["builtin"].get("sentences", 1), 4)
         settings = merged(settings, {"data": {"builtin": {**LINES, "sentences": sentences}}})
+    if "task" in settings["data"]:
+        settings = merged(settings, {"data": {"task": {"name": settings["data"]["task"], **LINES}}})
     if "init_from" in settings["training"]:
         settings = merged(settings, {"model": {"max_length": 1024}})  # not that of the run which stands in
     path = folder / f"{name}.yaml"
