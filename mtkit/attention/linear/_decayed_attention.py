@@ -1,0 +1,203 @@
+"""The base of mechanisms that read decayed sums of keys and values, in the self roles and in a step.
+
+A mechanism states what its heads read and write (`terms`). The sums take the place of a cache. In the encoder role,
+which is an extension, a second scan runs from the end, with the same parameters; a token reads itself in the first one
+only.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
+from mtkit.attention.kernels.dot_product import expand_heads, upcast
+from mtkit.attention.linear._decayed_sums import Terms, read_both_ways, read_causal, read_literally, read_next
+from mtkit.attention.linear._short_convolution import ShortConvolution
+from mtkit.attention.options import OneOf, Within
+from mtkit.attention.registry import fill
+from mtkit.attention.slots import OWN_VECTORS, Projection, combining
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
+NORMS = ("rms", "layer", "none")
+EPS = 1e-5
+
+Expand = Annotated[float, Within(0.125, 8.0)]
+"""Width of a head's keys or values, in shares of the projection's width."""
+Norm = Annotated[str, OneOf(NORMS)]
+Gate = Annotated[str, OneOf((*GATES, "none"))]
+Taps = Annotated[int, Within(0, 64)]
+
+
+class HeadNorm(nn.Module):
+    """Norm over the numbers of one head of one token, "rms" or "layer", with a weight and no bias: zero stays zero."""
+
+    def __init__(self, kind: str, width: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x (..., V) to (..., V), in float32 at least."""
+        x = upcast(x)
+        norm = F.rms_norm if self.kind == "rms" else F.layer_norm
+        normed: Tensor = norm(x, self.weight.shape, self.weight.type_as(x), eps=EPS)
+        return normed
+
+
+class DecayedAttention(HeadAttention):
+    """W_O(n(o) * g(W_g x)), where o reads decayed sums over the prefix, and in the encoder also over the suffix."""
+
+    complexity = "O(T)"
+    growth = 1
+    sequential_operations = "O(T / c)"
+    longest_path = "O(1)"
+    # the output stage takes the merge's place; other positions add to scores, which do not exist here
+    slots = combining(positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
+    silu: ClassVar[bool] = False
+    """Whether queries, keys and values pass SiLU also without a convolution."""
+    convolution_bias: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        site: Site,
+        projection: Projection | None = None,
+        *,
+        key_expand: float = 1.0,
+        value_expand: float = 1.0,
+        short_conv: int,
+        norm: str,
+        output_gate: str,
+        chunk: int,
+    ) -> None:
+        projection = projection or fill("projection", site) or Projection(site)
+        projection.key_width = max(1, round(projection.key_width * key_expand))
+        projection.value_width = max(1, round(projection.value_width * value_expand))
+        super().__init__(site, projection)
+        self.chunk = chunk
+        self.norm = None if norm == "none" else HeadNorm(norm, projection.value_width)
+        self.activation = GATES.get(output_gate)
+        self.gate_proj = None if output_gate == "none" else self.gate_map()
+        widths = projection.widths[site.role == "cross" :]
+        self.convolution = ShortConvolution(sum(widths), short_conv, bias=self.convolution_bias) if short_conv else None
+
+    def gate_map(self) -> nn.Module:
+        """Return the map from tokens (..., D) to the gates of the heads (..., H V)."""
+        linear = nn.Linear(self.site.d_model, self.projection.joined_width, bias=False)
+        nn.init.xavier_uniform_(linear.weight)
+        return linear
+
+    def terms(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor) -> Terms:
+        """Return what heads read and write, from q, k and v (B, H, T, ...) of the tokens (B, T, D)."""
+        raise NotImplementedError
+
+    def attend(self, inputs: Inputs) -> Attended:
+        """The equation of the class, in time and memory linear in T."""
+        query, valid = inputs.query, inputs.query_valid
+        projected = self.projections(query, self.q_proj, self.k_proj, self.v_proj)
+        forward = self._terms(projected, query, valid)
+        if self.site.causal:
+            heads = read_causal(forward, self.chunk)
+        else:
+            heads = read_both_ways(forward, self._backward(forward, projected, query, valid), self.chunk)
+        losses = self.losses(heads, forward.v, None, valid)
+        return Attended(self.finished(heads, forward, query), losses=losses)
+
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
+        p, like = self.projection, upcast(self.q_proj.weight)
+        rows = inputs.batch_size, inputs.hypotheses
+        state: State = {"sums": like.new_zeros(*rows, self.site.heads, p.key_width, p.value_width), "count": 0}
+        if self.convolution is not None:
+            taps, channels = self.convolution.weight.shape
+            state["inputs"] = like.new_zeros(*rows, taps - 1, channels)
+        return state, None
+
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
+        """The same equation for the newest token of each hypothesis; O(K V) per head, at any position."""
+        query = inputs.query
+        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+        projected = self.projections(rows, self.q_proj, self.k_proj, self.v_proj)
+        state = {**state, "count": state["count"] + 1}
+        before = None
+        if "inputs" in state:
+            before = state["inputs"].flatten(0, 1)
+            window = torch.cat([before, upcast(torch.cat([*projected], dim=-1))], dim=1)
+            state["inputs"] = window[:, 1:].unflatten(0, query.shape[:2])
+        position = torch.full((1,), state["count"] - 1, device=query.device)
+        terms = self._terms(projected, rows, None, before=before, position=position)
+        heads = read_next(terms, state["sums"].flatten(0, 1))
+        output = self.finished(heads, terms, rows).squeeze(1).unflatten(0, query.shape[:2])
+        return Attended(output), state
+
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
+        """The recurrences, one position after the other."""
+        query, valid = inputs.query, inputs.query_valid
+        projected = self.projections(query, self.q_proj, self.k_proj, self.v_proj)
+        forward = self._terms(projected, query, valid)
+        heads, _ = read_literally(forward)
+        if not self.site.causal:
+            backward = self._backward(forward, projected, query, valid)
+            flipped = Terms(*(None if x is None else x.flip(2) for x in backward))  # type: ignore[arg-type]
+            heads = heads + read_literally(flipped, excluding=True)[0].flip(2)
+        return Attended(self.finished(heads, forward, query))
+
+    def finished(self, heads: Tensor, terms: Terms, query: Tensor) -> Tensor:
+        """Return the layer's output (B, T, D) from the reads (B, H, T, V) of its heads."""
+        rows = heads.transpose(1, 2)
+        rows = (rows if self.norm is None else self.norm(rows)).flatten(2)
+        if self.gate_proj is not None and self.activation is not None:
+            rows = rows * self.activation(upcast(self.gate_proj(query)))
+        output: Tensor = self.out_proj(F.dropout(rows.type_as(query), self.dropout))
+        return output
+
+    def projections(self, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
+        """Return the outputs (B, T, width) of linear maps; without autocast if the mechanism must not round."""
+        if not self.unrounded:
+            return self.projected(tokens, *maps)
+        with torch.autocast(tokens.device.type, enabled=False):
+            return self.projected(tokens.type_as(self.q_proj.weight), *maps)
+
+    def mixed(
+        self,
+        projected: Sequence[Tensor],
+        valid: Tensor | None,
+        *,
+        before: Tensor | None = None,
+        reverse: bool = False,
+    ) -> Sequence[Tensor]:
+        """Return projections after the convolution and SiLU, (B, T, width) each, in float32 at least."""
+        if self.convolution is not None:
+            joined = torch.cat([*projected], dim=-1)
+            if valid is not None:
+                joined = joined.masked_fill(~valid.unsqueeze(-1), 0.0)
+            widths = [x.shape[-1] for x in projected]
+            projected = self.convolution(joined, before, reverse=reverse).split(widths, dim=-1)
+        activated = self.silu or self.convolution is not None
+        return [F.silu(upcast(x)) if activated else upcast(x) for x in projected]
+
+    def _terms(
+        self,
+        projected: Sequence[Tensor],
+        tokens: Tensor,
+        valid: Tensor | None,
+        *,
+        before: Tensor | None = None,
+        position: Tensor | None = None,
+        reverse: bool = False,
+    ) -> Terms:
+        """Return the terms of tokens (B, T, D) whose padding neither writes nor decays."""
+        p, heads = self.projection, self.site.heads
+        with torch.autocast(tokens.device.type, enabled=False):
+            q, k, v = self.mixed(projected, valid, before=before, reverse=reverse)
+            q, k = (self._rotated(x, position) for x in (p.queries(q), p.keys(k)))
+        q, k, v = (expand_heads(x, heads) for x in (q, k, p.values(v)))
+        terms = self.terms(q, k, v, tokens)
+        return terms if valid is None else terms.masked(valid)
+
+    def _backward(self, forward: Terms, projected: Sequence[Tensor], query: Tensor, valid: Tensor | None) -> Terms:
+        """Return the terms of the scan from the end."""
+        return forward if self.convolution is None else self._terms(projected, query, valid, reverse=True)

@@ -1,0 +1,182 @@
+"""Decayed sums S_t = A_t S_t-1 + k_t u_t^T and their reads o_t = S_t^T q_t, in chunks, in O(T) memory.
+
+A_t is a number of each head or the diagonal of K numbers. u_t is the value v_t or, with beta, the correction
+beta_t (v_t - (A_t S_t-1)^T k_t), so that the value stored under a key is replaced (the delta rule).
+
+In a chunk, let L_t be the sum of log A up to t, and E_ts = exp(L_t - L_s) for s <= t. Then, with the sums S before it,
+
+    O = (E * Q K^T) U + (e^L * Q) S        S_after = e^(L_c) S + (e^(L_c - L) * K)^T U
+
+and the corrections solve (I + beta * E * K K^T, below the diagonal) U = beta (V - (e^L * K) S) (Yang et al. 2024, arXiv
+2312.06635, section 4, and 2412.06464, section 3). No exponent is above 0, and no product is divided by a decay: e^(-L)
+overflows where a decay is strong. Decays of channels stand inside the products: these are formed between the halves of
+blocks of 2, 4, 8 ... positions, with both decays measured from the border of the halves.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtkit.attention.kernels.recurrence import Part, recur
+
+LOWEST = -1e4
+"""Logarithm of a decay that counts as forgetting all: exp gives 0, and sums over a chunk keep their small terms."""
+
+
+class Terms(NamedTuple):
+    """Queries, keys, values and decays of a sequence, one row for each position."""
+
+    q: Tensor
+    """(B, H, T, K)."""
+    k: Tensor
+    """(B, H, T, K), zero at padding."""
+    v: Tensor
+    """(B, H, T, V)."""
+    decay: Tensor
+    """(B, H, T, 1) or (B, H, T, K) log A, 0 at most."""
+    beta: Tensor | None = None
+    """(B, H, T, 1) share of the stored value that is replaced; None: values are added."""
+
+    def masked(self, valid: Tensor) -> "Terms":
+        """Return terms whose padding, where valid (B, T) is False, neither writes nor decays."""
+        hidden = ~valid[:, None, :, None]
+        return self._replace(k=self.k.masked_fill(hidden, 0.0), decay=self.decay.masked_fill(hidden, 0.0))
+
+
+def read_causal(terms: Terms, chunk: int) -> Tensor:
+    """Return o_t = S_t^T q_t, (B, H, T, V), for all t."""
+    return _read(_streams(terms), None, chunk).unflatten(0, terms.q.shape[:2])
+
+
+def read_both_ways(forward: Terms, backward: Terms, chunk: int) -> Tensor:
+    """Return S_t^T q_t + (A_t S'_t+1)^T q'_t, (B, H, T, V), where S' and q' belong to `backward`, summed from its end.
+
+    Both sequences are in the order of the text. The second read leaves the token itself out.
+    """
+    streams = [
+        torch.cat([ahead, back.flip(-2)]) for ahead, back in zip(_streams(forward), _streams(backward), strict=True)
+    ]
+    count = len(streams[0]) // 2
+    excluding = torch.arange(2 * count, device=streams[0].device).view(-1, 1, 1) >= count
+    ahead, back = _read(streams, excluding, chunk).split(count)
+    return (ahead + back.flip(-2)).unflatten(0, forward.q.shape[:2])
+
+
+def sums_after(terms: Terms, chunk: int) -> Tensor:
+    """Return the sums (B, H, K, V) after the last position."""
+
+    def step(_: Part, rows: list[Tensor], __: list[Tensor], sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        k, v, decay, *beta = rows
+        written = v if not beta else _corrections(_products([k], k, decay)[:, 0], k, v, decay, beta[0], sums[0])
+        return v.new_empty(*v.shape[:-1], 0), [_after(sums[0], k, written, decay)]
+
+    streams = _streams(terms)[1:]
+    _, (sums,) = recur(step, streams, [_no_sums(*streams[:2])], chunk=chunk)
+    return sums.unflatten(0, terms.k.shape[:2])
+
+
+def read_next(token: Terms, sums: Tensor) -> Tensor:
+    """Return the outputs (B, H, 1, V) of one more token, which is written into the sums (B, H, K, V) in place."""
+    with torch.autocast(sums.device.type, enabled=False):
+        sums.mul_(token.decay.exp().mT)
+        written = token.v if token.beta is None else token.beta * (token.v - token.k @ sums)
+        return token.q @ sums.addcmul_(token.k.mT, written)
+
+
+def read_literally(terms: Terms, *, excluding: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the reads (B, H, T, V) and the last sums by the recurrence itself; for tests.
+
+    excluding: read A_t S_t-1, without the token itself.
+    """
+    sums = terms.k.new_zeros(*terms.k.shape[:2], terms.k.shape[-1], terms.v.shape[-1])
+    outputs = []
+    for t in range(terms.k.shape[2]):
+        k, written = terms.k[:, :, t], terms.v[:, :, t]
+        kept = terms.decay[:, :, t].exp().unsqueeze(-1) * sums
+        if terms.beta is not None:
+            written = terms.beta[:, :, t] * (written - torch.einsum("bhkv,bhk->bhv", kept, k))
+        sums = kept + torch.einsum("bhk,bhv->bhkv", k, written)
+        outputs.append(torch.einsum("bhkv,bhk->bhv", kept if excluding else sums, terms.q[:, :, t]))
+    return torch.stack(outputs, dim=2), sums
+
+
+def _read(streams: list[Tensor], excluding: Tensor | None, chunk: int) -> Tensor:
+    """Return the reads (N, T, V) of N streams; those where `excluding` (N, 1, 1) is True leave the token itself out."""
+
+    def step(
+        part: Part, rows: list[Tensor], constants: list[Tensor], sums: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        q, k, v, decay, *beta = rows
+        products = _products([q, k] if beta else [q], k, decay)
+        seen, before = products[:, 0], [] if part.whole else sums
+        if constants:
+            own = torch.eye(q.shape[1], dtype=torch.bool, device=q.device)
+            seen = seen.masked_fill(own & constants[0], 0.0)
+        written = _corrections(products[:, 1], k, v, decay, beta[0], *before) if beta else v
+        if part.whole:
+            return seen @ written, []
+        outputs = torch.baddbmm(seen @ written, q * decay.cumsum(1).exp(), sums[0])
+        return outputs, [_after(sums[0], k, written, decay)]
+
+    outputs, _ = recur(
+        step, streams, [_no_sums(*streams[1:3])], constants=[] if excluding is None else [excluding], chunk=chunk
+    )
+    return outputs
+
+
+def _streams(terms: Terms) -> list[Tensor]:
+    """Return the parts of a sequence with one row (N, T, ...) for each head of each segment."""
+    return [x.flatten(0, 1) for x in (*terms[:3], terms.decay.clamp(min=LOWEST), terms.beta) if x is not None]
+
+
+def _no_sums(k: Tensor, v: Tensor) -> Tensor:
+    return k.new_zeros(1, k.shape[-1], v.shape[-1]).expand(len(k), -1, -1)
+
+
+def _after(sums: Tensor, k: Tensor, written: Tensor, decay: Tensor) -> Tensor:
+    """Return the sums (N, K, V) after the positions of k (N, c, K)."""
+    kept = decay.sum(1, keepdim=True).exp().mT
+    return torch.baddbmm(sums * kept, (k * _later(decay).exp()).mT, written)
+
+
+def _later(decay: Tensor) -> Tensor:
+    """Return the sum of the decays (..., c, K) after each position; no large sum is subtracted from another."""
+    return F.pad(decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
+
+
+def _corrections(
+    overlap: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, sums: Tensor | None = None
+) -> Tensor:
+    """Return what each position writes, (N, c, V), from the decayed products of keys (N, c, c) and the sums before."""
+    known = v if sums is None else torch.baddbmm(v, k * decay.cumsum(1).exp(), sums, alpha=-1)
+    return torch.linalg.solve_triangular((beta * overlap).tril(-1), beta * known, upper=False, unitriangular=True)
+
+
+def _products(rows: list[Tensor], k: Tensor, decay: Tensor) -> Tensor:
+    """Return the products (N, R, c, c) of R rows (N, c, K) with the keys up to their position, decayed in between."""
+    if decay.shape[-1] == k.shape[-1] > 1:
+        return _products_by_channel(torch.stack(rows, dim=1), k, decay)
+    total = decay.double().cumsum(1)  # differences of sums in float32 would lose the small ones
+    after = torch.ones(k.shape[1], k.shape[1], dtype=torch.bool, device=k.device).triu(1)
+    shares = (total - total.mT).masked_fill(after, -torch.inf).exp().type_as(k)
+    return torch.stack([row @ k.mT * shares for row in rows], dim=1)
+
+
+def _products_by_channel(rows: Tensor, k: Tensor, decay: Tensor) -> Tensor:
+    """Return the products (N, R, c, c) of rows (N, R, c, K), with a decay for each channel."""
+    length = k.shape[1]
+    size = 1 << (length - 1).bit_length()
+    rows, k, decay = (F.pad(x, (0, 0, 0, size - length)) for x in (rows, k, decay))
+    blocks, half = (rows * k.unsqueeze(1)).sum(-1)[..., None, None], 1  # (N, R, c, 1, 1)
+    while half < size:
+        halves = (rows, k, decay)
+        (_, late), (early, _), (earlier, later) = (x.unflatten(-2, (-1, 2, half)).unbind(-3) for x in halves)
+        late = late * later.cumsum(-2).exp().unsqueeze(1)
+        early = early * _later(earlier).exp()
+        across = late @ early.mT.unsqueeze(1)  # (N, R, c / 2 half, half, half)
+        first, second = blocks.unflatten(2, (-1, 2)).unbind(3)
+        upper = torch.cat([first, torch.zeros_like(first)], dim=-1)
+        blocks, half = torch.cat([upper, torch.cat([across, second], dim=-1)], dim=-2), 2 * half
+    return blocks.squeeze(2)[..., :length, :length]

@@ -1,0 +1,30 @@
+"""Short convolutions: PyTorch's depthwise convolution of either direction, and its continuation."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mtkit.attention.linear._short_convolution import ShortConvolution
+
+
+@pytest.mark.parametrize("taps", [1, 2, 4, 9])
+@pytest.mark.parametrize("bias", [False, True])
+def test_it_is_a_depthwise_convolution_over_earlier_or_over_later_inputs(taps: int, bias: bool) -> None:
+    convolution, x = ShortConvolution(3, taps, bias=bias).double(), torch.randn(2, 6, 3, dtype=torch.float64)
+    kernel = convolution.weight.flip(0).T.unsqueeze(1)  # conv1d does not turn its kernel
+    earlier = F.conv1d(F.pad(x.mT, (taps - 1, 0)), kernel, convolution.bias, groups=3).mT
+    torch.testing.assert_close(convolution(x), earlier)
+    later = F.conv1d(F.pad(x.mT, (0, taps - 1)), kernel.flip(2), convolution.bias, groups=3).mT
+    torch.testing.assert_close(convolution(x, reverse=True), later)
+    torch.testing.assert_close(convolution(x, reverse=True), convolution(x.flip(1)).flip(1))
+    inputs = torch.cat([x.new_zeros(2, taps - 1, 3), x], dim=1)
+    torch.testing.assert_close(convolution(x[:, 4:], inputs[:, 4 : 4 + taps - 1]), convolution(x)[:, 4:])
+
+
+def test_a_tap_is_the_weight_of_a_distance() -> None:
+    convolution = ShortConvolution(1, 3)
+    with torch.no_grad():
+        convolution.weight.copy_(torch.tensor([[1.0], [10.0], [100.0]]))
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 4, 1)
+    assert convolution(x).flatten().tolist() == [1.0, 12.0, 123.0, 234.0]
+    assert convolution(x, reverse=True).flatten().tolist() == [321.0, 432.0, 43.0, 4.0]
