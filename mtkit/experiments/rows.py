@@ -15,11 +15,19 @@ def of(row: Row, entry: str, task: str | None) -> bool:
 
 
 def chosen_point(rows: Sequence[Row], stage: str, seed: int) -> dict[str, Any] | None:
-    """Return the point with the best validation score among an entry's trials of the search; None if all failed."""
+    """Return the point with the best validation score among an entry's trials of the search; None if all failed.
+
+    Of equal scores, the one with the lower loss is best.
+    """
     tried = [row for row in rows if row["stage"] == stage and row["seed"] == seed and "failed" not in row]
     if not tried:
         return None
-    return dict(max(tried, key=validation_score)["point"])
+    return dict(max(tried, key=lambda row: (validation_score(row), -_loss(row)))["point"])
+
+
+def _loss(row: Row) -> float:
+    loss = row.get("valid", {}).get("nll")
+    return float("inf") if loss is None else float(loss)
 
 
 def validation_score(row: Row) -> float:

@@ -98,6 +98,15 @@ def test_the_choice_by_loss_is_the_lowest(tiny: Made) -> None:
     assert chosen_point(rows, "final", 1) == {"training.peak_rate": 3e-3}
 
 
+def test_of_equal_scores_the_lower_loss_is_chosen(tiny: Made) -> None:
+    plan = Plan(tiny("full", search={"settings": RATES}), {None: {}}, {})
+    rows = [
+        result(trial, 0.0) | {"valid": {"best_by": "exact", "exact": 0.0, "nll": loss}}
+        for trial, loss in zip(plan.due([]), (2.0, 1.0), strict=True)
+    ]
+    assert chosen_point(rows, "final", 1) == {"training.peak_rate": 3e-3}
+
+
 def test_names_are_file_names() -> None:
     assert slug("band[window_radius=16]") == "band-window_radius-16"
     assert slug("linear@encoder@cross") == "linear-encoder-cross"
