@@ -13,7 +13,11 @@ Multiple = Annotated[int, Field(gt=1, le=1_000)]
 
 
 class TaskSettings(Settings):
-    """A built-in task, whose segments are drawn from a seed: `mtkit tasks` lists the tasks and their options."""
+    """A built-in task, whose segments are drawn from a seed: `mtkit tasks` lists the tasks and their options.
+
+    Tasks of documents count documents instead of segments, and have other defaults: 100 for valid, 200 for test, and no
+    longer sides.
+    """
 
     name: str
     """Name of the task."""
