@@ -116,6 +116,7 @@ def test_a_shortened_form_goes_from_text_to_scores(
         ("multi30k-en-de", {"train": 29_000, "valid": 1_014, "flickr2016": 1_000, "flickr2017": 1_000, "coco": 461}),
         ("multi30k-en-de-fr", {"train": 58_000, "valid": 2_028, "flickr2016": 2_000, "flickr2017": 2_000, "coco": 922}),
         ("scan-simple", {"train": 16_728, "valid": 4_182, "test": 4_182}),
+        ("scan-length", {"train": 16_990, "valid": 3_920, "test": 3_920}),
         ("pydocs-enfr-sentences", {"train": 19_668, "valid": 868, "test": 1_793}),
         ("pydocs-enfr-documents", {"train": 19_668, "valid": 868, "test": 1_793}),
         (
