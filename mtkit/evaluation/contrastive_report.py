@@ -28,7 +28,7 @@ def contrastive_text(file: str, names: Sequence[str], groups: Sequence[Group], l
                     f"{accuracy.value:.2f}",
                     f"{accuracy.low:.2f} to {accuracy.high:.2f}",
                     "" if paired is None else f"{paired.value:+.2f}",
-                    "" if paired is None else f"{paired.p_holm:.4f} {'*' if paired.p_holm < SURE else ' '}",
+                    "" if paired is None else _p_cell(paired.p_holm),
                 ]
             )
         last = group.label
@@ -72,6 +72,10 @@ def contrastive_object(
         ALL: overall,
         "labels": by_label,
     }
+
+
+def _p_cell(p: float) -> str:
+    return f"{'<0.0001' if p < 0.0001 else format(p, '.4f')} {'*' if p < SURE else ' '}"
 
 
 def _shown(value: Any) -> str:

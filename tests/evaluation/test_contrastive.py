@@ -282,6 +282,9 @@ def test_tables_and_objects() -> None:
     both = contrastive_text("f.jsonl", ["one", "two"], groups, 1.0)
     assert "log-probability / length^1" in both
     assert "adjusted by Holm's method" in both
+    assert "0.6875" in both  # 4 of 6 segments are only right in the first system
+    many = compare_contrastive([system([True] * 60), system([False] * 60)])
+    assert "<0.0001 *" in contrastive_text("f.jsonl", ["one", "two"], many)
     assert both.count(" two ") == 6
     content = contrastive_object("f.jsonl", ["one", "two"], systems, groups)
     assert json.loads(json.dumps(content)) == content
