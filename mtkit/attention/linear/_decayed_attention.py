@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.linear._decayed_sums import Terms, read_both_ways, read_causal, read_literally, read_next
 from mtkit.attention.linear._short_convolution import ShortConvolution
@@ -30,6 +30,13 @@ Expand = Annotated[float, Within(0.125, 8.0)]
 Norm = Annotated[str, OneOf(NORMS)]
 Gate = Annotated[str, OneOf((*GATES, "none"))]
 Taps = Annotated[int, Within(0, 64)]
+
+
+def unbiased(inputs: int, outputs: int) -> nn.Linear:
+    """Return a linear map without a bias."""
+    linear = nn.Linear(inputs, outputs, bias=False)
+    nn.init.xavier_uniform_(linear.weight)
+    return linear
 
 
 class HeadNorm(nn.Module):
@@ -80,31 +87,30 @@ class DecayedAttention(HeadAttention):
         self.chunk = chunk
         self.norm = None if norm == "none" else HeadNorm(norm, projection.value_width)
         self.activation = GATES.get(output_gate)
-        self.gate_proj = None if output_gate == "none" else self.gate_map()
+        self.gate_proj: nn.Module | None = None
+        if self.activation is not None:
+            self.gate_proj = unbiased(site.d_model, projection.joined_width)
         widths = projection.widths[site.role == "cross" :]
         self.convolution = ShortConvolution(sum(widths), short_conv, bias=self.convolution_bias) if short_conv else None
-
-    def gate_map(self) -> nn.Module:
-        """Return the map from tokens (..., D) to the gates of the heads (..., H V)."""
-        linear = nn.Linear(self.site.d_model, self.projection.joined_width, bias=False)
-        nn.init.xavier_uniform_(linear.weight)
-        return linear
 
     def terms(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor) -> Terms:
         """Return what heads read and write, from q, k and v (B, H, T, ...) of the tokens (B, T, D)."""
         raise NotImplementedError
 
+    def decays_of(self, tokens: Tensor) -> Tensor | None:
+        """Return the logarithms (B, H, T, 1 or K) of the shares kept at tokens (B, T, D); None: fixed ones."""
+        return None
+
     def attend(self, inputs: Inputs) -> Attended:
         """The equation of the class, in time and memory linear in T."""
         query, valid = inputs.query, inputs.query_valid
         projected = self.projections(query, self.q_proj, self.k_proj, self.v_proj)
-        forward = self._terms(projected, query, valid)
+        forward, v = self._terms(projected, query, valid)
         if self.site.causal:
             heads = read_causal(forward, self.chunk)
         else:
             heads = read_both_ways(forward, self._backward(forward, projected, query, valid), self.chunk)
-        losses = self.losses(heads, forward.v, None, valid)
-        return Attended(self.finished(heads, forward, query), losses=losses)
+        return Attended(self.finished(heads, v, query), losses=self.losses(heads, v, None, valid))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         p, like = self.projection, upcast(self.q_proj.weight)
@@ -127,9 +133,9 @@ class DecayedAttention(HeadAttention):
             window = torch.cat([before, upcast(torch.cat([*projected], dim=-1))], dim=1)
             state["inputs"] = window[:, 1:].unflatten(0, query.shape[:2])
         position = torch.full((1,), state["count"] - 1, device=query.device)
-        terms = self._terms(projected, rows, None, before=before, position=position)
+        terms, v = self._terms(projected, rows, None, before=before, position=position)
         heads = read_next(terms, state["sums"].flatten(0, 1))
-        output = self.finished(heads, terms, rows).squeeze(1).unflatten(0, query.shape[:2])
+        output = self.finished(heads, v, rows).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), state
 
     @packing
@@ -137,22 +143,35 @@ class DecayedAttention(HeadAttention):
         """The recurrences, one position after the other."""
         query, valid = inputs.query, inputs.query_valid
         projected = self.projections(query, self.q_proj, self.k_proj, self.v_proj)
-        forward = self._terms(projected, query, valid)
+        forward, v = self._terms(projected, query, valid)
         heads, _ = read_literally(forward)
         if not self.site.causal:
             backward = self._backward(forward, projected, query, valid)
             flipped = Terms(*(None if x is None else x.flip(2) for x in backward))  # type: ignore[arg-type]
             heads = heads + read_literally(flipped, excluding=True)[0].flip(2)
-        return Attended(self.finished(heads, forward, query))
+        return Attended(self.finished(heads, v, query))
 
-    def finished(self, heads: Tensor, terms: Terms, query: Tensor) -> Tensor:
-        """Return the layer's output (B, T, D) from the reads (B, H, T, V) of its heads."""
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the mean share of the sums that a head keeps at a token, if tokens decide it."""
+        learned = super().learned_numbers(inputs)
+        decays = None if inputs is None else self.decays_of(inputs.context)
+        if inputs is not None and decays is not None:
+            learned["kept share"] = token_means(decays.exp().mean(-1), inputs.context_valid)
+        return learned
+
+    def finished(self, heads: Tensor, v: Tensor, query: Tensor) -> Tensor:
+        """Return the layer's output (B, T, D) from the reads and the values (B, H, T, V) of its heads."""
         rows = heads.transpose(1, 2)
         rows = (rows if self.norm is None else self.norm(rows)).flatten(2)
-        if self.gate_proj is not None and self.activation is not None:
-            rows = rows * self.activation(upcast(self.gate_proj(query)))
-        output: Tensor = self.out_proj(F.dropout(rows.type_as(query), self.dropout))
+        output: Tensor = self.out_proj(F.dropout(self.gated(rows, query).type_as(query), self.dropout))
         return output
+
+    def gated(self, rows: Tensor, query: Tensor) -> Tensor:
+        """Return rows (B, T, H V) times the output gates of the tokens (B, T, D)."""
+        if self.gate_proj is None or self.activation is None:
+            return rows
+        return rows * self.activation(upcast(self.gate_proj(query)))
 
     def projections(self, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
         """Return the outputs (B, T, width) of linear maps; without autocast if the mechanism must not round."""
@@ -188,16 +207,16 @@ class DecayedAttention(HeadAttention):
         before: Tensor | None = None,
         position: Tensor | None = None,
         reverse: bool = False,
-    ) -> Terms:
-        """Return the terms of tokens (B, T, D) whose padding neither writes nor decays."""
+    ) -> tuple[Terms, Tensor]:
+        """Return the terms of tokens (B, T, D) whose padding neither writes nor decays, and values (B, H, T, V)."""
         p, heads = self.projection, self.site.heads
         with torch.autocast(tokens.device.type, enabled=False):
             q, k, v = self.mixed(projected, valid, before=before, reverse=reverse)
             q, k = (self._rotated(x, position) for x in (p.queries(q), p.keys(k)))
         q, k, v = (expand_heads(x, heads) for x in (q, k, p.values(v)))
         terms = self.terms(q, k, v, tokens)
-        return terms if valid is None else terms.masked(valid)
+        return terms if valid is None else terms.masked(valid), v
 
     def _backward(self, forward: Terms, projected: Sequence[Tensor], query: Tensor, valid: Tensor | None) -> Terms:
         """Return the terms of the scan from the end."""
-        return forward if self.convolution is None else self._terms(projected, query, valid, reverse=True)
+        return forward if self.convolution is None else self._terms(projected, query, valid, reverse=True)[0]

@@ -4,11 +4,11 @@ Paper: Sun et al., "Retentive Network: A Successor to Transformer for Large Lang
 equations 3 to 8.
 Departures: the encoder role is an extension: a second scan from the end, so that tokens at distance d share the weight
 gamma^d. The paper also divides the decays by the root of their sum and the scores by max(|their sum|, 1); torchscale,
-its authors' code, takes sums of absolute values instead. All are factors of a row of a head, which the norm behind
-removes except for its epsilon, 1e-5 here on the sums themselves: neither is applied. The norm keeps the mean
-(torchscale; the paper has a group norm) and is over one head of one token, never over positions. Rotary angles are
-those of RoFormer, without the last one of torchscale's. The default width of values is the width of keys; the paper's
-is twice as wide (value_expand 2). Dropout acts on the outputs of the heads.
+its authors' code, takes sums of absolute values instead. Both are factors of a row of a head, which the norm after them
+removes except for its epsilon. They are left out; the epsilon is 1e-5 on the sums themselves. The norm divides by the
+root mean square (torchscale; the paper has a group norm) of one head of one token, never of several positions. Rotary
+angles are those of RoFormer, without the last one of torchscale's. Values are as wide as keys by default; the paper's
+are twice as wide (value_expand 2). Dropout acts on the outputs of the heads.
 Cost: O(T (c K + c V + K V)) time for chunks of c, O(T) memory. A step reads and writes K V numbers per head, at any
 position.
 """
