@@ -54,7 +54,7 @@ def state_bytes(model: Network, tokens: int, source: int | None = None) -> int |
 def parameters_of(recipe: Recipe, prepared: Prepared) -> int:
     """Return the number of parameters of the recipe's model. Raises: RecipeError and MtkitError like `build_model`."""
     model = build_model(
-        recipe.tied(joint=prepared.tokenizers.joint),
+        recipe.model_copy(update={"data": prepared.settings}).tied(joint=prepared.tokenizers.joint),
         source_vocabulary=prepared.tokenizers.source.size,
         target_vocabulary=prepared.tokenizers.target.size,
         tasks=len(prepared.directions),
@@ -66,6 +66,9 @@ MEASURES: dict[Budget, Callable[[Recipe, Prepared], float]] = {
     "parameters": parameters_of,
     "flops": flops_per_token,
 }
+_KNOWN: dict[tuple[Budget, str, str], float] = {}
+"""Costs by measure, recipe and data: the first entry's is needed for each of the others."""
+
 UNITS: dict[Budget, str] = {"parameters": "parameters", "flops": "training FLOPs per token"}
 
 
@@ -77,11 +80,11 @@ def matched(recipe: Recipe, first: Recipe, what: Budget, prepared: Prepared) -> 
 
     Raises: MtkitError naming the recipe's attention if no width is near enough, and as the measures do.
     """
-    measure, width = MEASURES[what], recipe.model.feed_forward
-    target, cost = measure(first, prepared), measure(recipe, prepared)
+    width = recipe.model.feed_forward
+    target, cost = _cost(first, what, prepared), _cost(recipe, what, prepared)
     if recipe.model.architecture == "rnn":
         return _checked(recipe, cost, target, what, "the rnn has no feed-forward sub-layer to adjust")
-    slope = (measure(_with_width(recipe, width + 64), prepared) - cost) / 64
+    slope = (_cost(_with_width(recipe, width + 64), what, prepared) - cost) / 64
     exact = width + (target - cost) / slope  # costs are linear in the width
     nearest = max(round(exact), 1)
     multiple = max(MULTIPLE * round(exact / MULTIPLE), MULTIPLE)
@@ -89,7 +92,15 @@ def matched(recipe: Recipe, first: Recipe, what: Budget, prepared: Prepared) -> 
         multiple = nearest
     found = _with_width(recipe, multiple)
     why = "its other layers alone cost more" if exact < 1 else "no width is near enough"
-    return _checked(found, measure(found, prepared), target, what, why)
+    return _checked(found, _cost(found, what, prepared), target, what, why)
+
+
+def _cost(recipe: Recipe, what: Budget, prepared: Prepared) -> float:
+    """Return the recipe's cost, measured once in a process."""
+    key = what, recipe.model_dump_json(), prepared.fingerprint
+    if key not in _KNOWN:
+        _KNOWN[key] = MEASURES[what](recipe, prepared)
+    return _KNOWN[key]
 
 
 def _checked(recipe: Recipe, cost: float, target: float, what: Budget, why: str) -> Recipe:

@@ -187,6 +187,7 @@ class Training:
         recorded = Run(self.folder).about.get("flops_per_token")
         if self.recipe.training.max_flops is None or recorded is not None:
             return recorded
+        self.say("counting the training FLOPs per target token on the CPU")
         (counted,) = self.world.agree(flops_per_token(self.recipe, self.prepared) if self.world.first else 0.0)
         forget_peak()  # reports compare the peak memory of training
         if self.world.first:
