@@ -28,6 +28,9 @@ STOPPED = "stopped; the same command resumes"
 
 
 def compare(
+    searched: Annotated[
+        list[str] | None, typer.Argument(metavar="[SETTING=A,B]...", help="More settings for --search.")
+    ] = None,
     attention: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="Entries, e.g. full,band[window_radius=16],linear@encoder; all: every one."),
@@ -49,7 +52,7 @@ def compare(
     ] = None,
     search: Annotated[
         list[str] | None,
-        typer.Option(metavar="SETTING=A,B", help="Values of a setting to search, or a range A..B; repeatable."),
+        typer.Option(metavar="SETTING=A,B", help="Values of a setting to search, or a range A..B."),
     ] = None,
     search_method: Annotated[str | None, typer.Option(help="Search: grid, random or bayesian.")] = None,
     search_trials: Annotated[int | None, typer.Option(help="Trials per entry of random and Bayesian search.")] = None,
@@ -90,16 +93,22 @@ def compare(
     best validation score.
 
     The output folder holds results.jsonl (a row per trial), compare.md, compare.csv, compare.tex and pictures. The
-    same command resumes; more entries, seeds or values are added. Several commands may work on one folder. If a trial
-    fails, its line has the reason and the exit code is 1.
+    same command resumes; more entries, seeds or values are added. Several commands may work on one folder. Without
+    entries, the results of the folder so far are written and printed. If a trial fails, its line has the reason and the
+    exit code is 1.
 
     \b
     Examples:
       mtkit compare --attention full,longformer,em-routing --max-minutes 2
       mtkit compare --attention 'full,band[window_radius=16],linear@encoder' --seeds 3 --match parameters
       mtkit compare --attention full,linear --task copy --task mqar --search peak_rate=1e-3,3e-3 --max-updates 500
+      mtkit compare --columns chrF,loss,parameters
       mtkit compare --reproduce mtkit-compare/results.jsonl --row 3
     """
+    if searched and not search:
+        raise MtkitError(
+            f"{cut(searched[0])} belongs to --search, as in --search {cut(searched[0])}; or give --attention"
+        )
     if reproduce is not None or row is not None:
         _reproduce(reproduce, row, out, device, threads)
         return
@@ -123,7 +132,7 @@ def compare(
         "tasks": task or [],
         "seeds": None if seeds is None else _seeds(seeds),
         "search": nonempty(
-            settings=_searched(search or []),
+            settings=_searched([*(search or []), *(searched or [])]),
             method=search_method,
             trials=search_trials,
             share=search_share,
@@ -134,9 +143,9 @@ def compare(
     }
     if join:
         _join(folder, join)
-        if attention is None and study is None:
-            _print(folder, given["columns"])
-            return
+    if attention is None and study is None and folder.exists():
+        _print(folder, given["columns"])
+        return
     chosen = _study(given, parse_options(attention_option))
     _run(chosen, folder, device=device, threads=threads, jobs=jobs)
 
@@ -179,7 +188,7 @@ def _run(study: "Study", folder: "Folder", *, device: str, threads: int | None, 
     with latest() as show, Children(folder, chosen, threads, jobs) as children:
 
         def done(name: str) -> None:
-            write_outputs(folder, pictures=False)
+            folder.write_rows()
             tqdm.write(outcome_of(folder, name))
 
         signal = run(folder, plan, data, children, show=show, done=done)

@@ -23,6 +23,7 @@ from mtkit.recipe.data import DataSettings
 from tests.experiments.results import row
 
 OPTIONS = {
+    "searched",
     "attention", "study", "recipe", "data", "task", "out", "attention-option", "seeds", "search", "search-method",
     "search-trials", "search-share", "pruner", "match", "max-updates", "max-minutes", "max-tokens", "max-flops",
     "batch-tokens", "columns", "jobs", "join", "reproduce", "row", "device", "threads",
@@ -143,7 +144,7 @@ def test_options_go_where_they_belong(known: Any) -> None:
     shown = typed(
         "--attention", "full,longformer", "--attention-option", "window_radius=3", "--max-updates", "7",
         "--max-minutes", "0.5", "--batch-tokens", "300", "--seeds", "5,2", "--match", "parameters",
-        "--search", "peak_rate=1e-3,3e-3 dropout=0,0.1", "--search-share", "0.5", "--columns", "BLEU,loss",
+        "--search", "training.peak_rate=1e-3,3e-3", "dropout=0,0.1", "--search-share", "0.5", "--columns", "BLEU,loss",
     )  # fmt: skip
     assert shown.exit_code == 0, shown.output
     study = Folder(OUT).study()
@@ -173,6 +174,16 @@ def test_a_study_file_says_it_all_and_options_override_it(known: Any) -> None:
     assert [entry.name for entry in found.entries] == ["full", "wide"]
 
 
+def test_without_entries_the_results_so_far_are_printed(known: Any) -> None:
+    typed("--attention", "full,longformer")
+    (OUT / "compare.md").unlink()
+    shown = typed("--columns", "chrF,parameters")
+    assert shown.exit_code == 0, shown.output
+    head = shown.stdout.split("\n")[-6].split()
+    assert head == ["entry", "chrF", "95%", "interval", "parameters"]
+    assert "longformer" in (OUT / "compare.md").read_text()
+
+
 def test_folders_are_joined_and_printed(known: Any) -> None:
     typed("--attention", "full", "--out", "one")
     typed("--attention", "full,longformer", "--seeds", "2,", "--out", "two")
@@ -197,6 +208,7 @@ def test_folders_are_joined_and_printed(known: Any) -> None:
         (["--attention", "full", "--seeds", "x"], "--seeds x: write a number of seeds"),
         (["--attention", "full", "--seeds", "0"], "seeds"),
         (["--attention", "full", "--search", "peak_rate"], "SETTING=A,B"),
+        (["full"], "full belongs to --search"),
         (["--attention", "full", "--search", "peak_rat=1,2"], "did you mean 'peak_rate'"),
         (["--attention", "full", "--search-share", "0.5"], "search.settings"),
         (["--attention", "full", "--match", "size"], "match"),
