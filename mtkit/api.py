@@ -24,6 +24,7 @@ from mtkit.experiments.compare import compare as run_trials
 from mtkit.experiments.entries import split
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.outputs import write_outputs
+from mtkit.experiments.pruning import Pruning
 from mtkit.experiments.setup import set_up
 from mtkit.experiments.study import make_study, read_study
 from mtkit.model.build import label_attention
@@ -253,7 +254,13 @@ def compare(
     share = threads or max(torch.get_num_threads() // jobs, 1)
     with Children(folder, str(find_device(device)), share, jobs) as children:
         stopped = run_trials(
-            folder, plan, data, children, show=lambda line: None, done=lambda name: say(outcome_of(folder, name))
+            folder,
+            plan,
+            data,
+            children,
+            show=lambda line: None,
+            done=lambda name: say(outcome_of(folder, name)),
+            pruning=Pruning(chosen, folder),
         )
     if stopped is not None:
         signal.raise_signal(stopped)  # for the handlers of the caller

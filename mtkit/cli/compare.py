@@ -74,6 +74,9 @@ def compare(
         str | None, typer.Option(metavar="A,B", help="Columns of the table, e.g. BLEU,chrF,loss,parameters.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Trials to run at the same time.")] = 1,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run the trials on a Ray cluster: auto, or its address.")
+    ] = None,
     join: Annotated[
         list[Path] | None, typer.Option(metavar="FOLDER", help="Add the results of another folder; repeatable.")
     ] = None,
@@ -103,6 +106,7 @@ def compare(
       mtkit compare --attention 'full,band[window_radius=16],linear@encoder' --seeds 3 --match parameters
       mtkit compare --attention full,linear --task copy --task mqar --search peak_rate=1e-3,3e-3 --max-updates 500
       mtkit compare --columns chrF,loss,parameters
+      mtkit compare --study study.yaml --out /shared/study --ray auto
       mtkit compare --reproduce mtkit-compare/results.jsonl --row 3
     """
     if searched and not search:
@@ -147,7 +151,7 @@ def compare(
         _print(folder, given["columns"])
         return
     chosen = _study(given, parse_options(attention_option))
-    _run(chosen, folder, device=device, threads=threads, jobs=jobs)
+    _run(chosen, folder, device=device, threads=threads, jobs=jobs, ray=ray)
 
 
 def _study(given: dict[str, Any], options: dict[str, Any]) -> "Study":
@@ -171,27 +175,35 @@ def _study(given: dict[str, Any], options: dict[str, Any]) -> "Study":
     return make_study(settings, options=options, origin=origin)
 
 
-def _run(study: "Study", folder: "Folder", *, device: str, threads: int | None, jobs: int) -> None:
+def _run(study: "Study", folder: "Folder", *, device: str, threads: int | None, jobs: int, ray: str | None) -> None:
     import torch
     from tqdm import tqdm
 
     from mtkit.device import find_device
+    from mtkit.experiments.cluster import Cluster
     from mtkit.experiments.compare import Children, outcome_of
     from mtkit.experiments.compare import compare as run
     from mtkit.experiments.outputs import write_outputs
-    from mtkit.experiments.setup import set_up
+    from mtkit.experiments.pruning import Pruning
+    from mtkit.experiments.setup import data_folders, set_up
 
-    chosen = str(find_device(device))
+    if ray is not None and jobs > 1:
+        raise MtkitError("--jobs is for this machine; with --ray, as many trials run as the cluster has room for")
+    chosen = device if ray is not None else str(find_device(device))
     plan, data = set_up(study, folder, progress=through, say=lambda line: typer.echo(line, err=True))
     folder.open(study)
-    threads = threads or max(torch.get_num_threads() // jobs, 1)
-    with latest() as show, Children(folder, chosen, threads, jobs) as children:
+    runner: Cluster | Children
+    if ray is not None:
+        runner = Cluster(folder, chosen, threads, ray, data_folders(plan))
+    else:
+        runner = Children(folder, chosen, threads or max(torch.get_num_threads() // jobs, 1), jobs)
+    with latest() as show, runner:
 
         def done(name: str) -> None:
             folder.write_rows()
             tqdm.write(outcome_of(folder, name))
 
-        signal = run(folder, plan, data, children, show=show, done=done)
+        signal = run(folder, plan, data, runner, show=show, done=done, pruning=Pruning(study, folder))
     if signal is not None:
         write_outputs(folder, progress=through)
         typer.echo(STOPPED, err=True)

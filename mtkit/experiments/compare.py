@@ -8,24 +8,29 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import sleep
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from filelock import FileLock, Timeout
 
-from mtkit.experiments.folder import Folder
-from mtkit.experiments.rows import Row
+from mtkit.experiments.folder import Folder, lock_error
+from mtkit.experiments.pruning import Pruning
+from mtkit.experiments.rows import Row, is_measured
 from mtkit.experiments.trials import Trial
 
 LOOK_SECONDS = 0.5
 WAITS = 20
 """Looks at the running trials before the folder is read again, for results of other processes."""
+SAVING_SECONDS = 60.0
+"""Time that processes have to save their work after an error."""
 TAIL_BYTES = 4096
+DECODING = "decoding"
+"""Line in a trial's log after its training."""
 
 Show = Callable[[str], object]
 """Function that shows one line of progress, which replaces the previous line."""
@@ -41,10 +46,13 @@ class Planned(Protocol):
 class Runner(Protocol):
     """Runs trials: child processes on this machine, or tasks on a cluster."""
 
-    signal: int | None
-    """The signal that stops the comparison, or None."""
-    slots: int
-    """Number of trials that may run at the same time."""
+    @property
+    def signal(self) -> int | None:
+        """The signal that stops the comparison, or None."""
+
+    @property
+    def slots(self) -> int:
+        """Number of trials that may run at the same time."""
 
     def start(self, trial: Trial) -> None:
         """Start a trial."""
@@ -52,8 +60,11 @@ class Runner(Protocol):
     def ended(self) -> list[tuple[str, str]]:
         """Return the names of trials that have ended since the last call, each with how it ended, for people."""
 
+    def stop(self, name: str) -> None:
+        """Stop a running trial, which saves its work; it ends later."""
+
     def step(self, name: str) -> str:
-        """Return what a running trial is doing, for people."""
+        """Return what a running trial is doing, for people; DECODING if it has been trained."""
 
 
 def compare(
@@ -64,52 +75,87 @@ def compare(
     *,
     show: Show,
     done: Callable[[str], object],
+    pruning: Pruning | None = None,
 ) -> int | None:
     """Run all trials of the plan that have no row. Return the signal that stopped the comparison, or None.
 
     `data` are the fingerprints of the prepared data by task. A trial that failed before is tried again, once. `done` is
-    called with the name of each trial that has finished or failed.
+    called with the name of each trial that has finished or failed, or that `pruning` has stopped.
 
     Raises: MtkitError if the folder has trials with other settings.
     """
-    tried: set[str] = set()
-    """Trials that this call has started."""
     running: dict[str, Trial] = {}
-    while True:
-        rows = folder.rows()
-        finished = {row["trial"] for row in rows if "failed" not in row or row["trial"] in tried}
-        due = plan.due([row for row in rows if row["trial"] in finished], folder.begun())
-        left = [trial for trial in due if trial.name not in finished and trial.name not in running]
-        started = 0
-        for trial in left:
-            if runner.signal is not None or len(running) >= runner.slots:
-                break
-            folder.add(trial, data[trial.task])
-            if trial.name not in tried and _is_free(folder, trial.name):
-                folder.forget(trial.name)
-                tried.add(trial.name)
-                running[trial.name] = trial
-                runner.start(trial)
-                started += 1
-        if started and runner.signal is None and len(running) < runner.slots:
-            continue  # a search by Optuna may name another trial
-        if not running and (runner.signal is not None or not left):
-            return runner.signal
-        total = len({trial.name for trial in due} | finished)
-        ended = _wait(folder, runner, running, f"{min(len(finished) + 1, total)}/{total}", show)
-        for name, how in ended:
-            del running[name]
-            if folder.row(name) is None and runner.signal is None:
-                folder.fail(name, f"its process {how}; see {folder.log(name)}")
-            if folder.row(name) is not None:
-                done(name)
+    pruned: set[str] = set()
+    retried = {row["trial"] for row in folder.rows() if "failed" in row}
+    """Failures from before this call that no command has tried again."""
+    with _Claims(folder) as claims:
+        while True:
+            rows, begun = folder.rows(), folder.begun()
+            retried &= {row["trial"] for row in rows if "failed" in row}
+            finished = {row["trial"] for row in rows} - retried
+            due = plan.due([row for row in rows if row["trial"] in finished], begun)
+            left = [trial for trial in due if trial.name not in finished and trial.name not in running]
+            known, changed = {trial["trial"] for trial in begun}, False
+            for trial in left:
+                if runner.signal is not None or len(running) >= runner.slots:
+                    break
+                if trial.name not in known:
+                    folder.add(trial, data[trial.task])
+                    changed = True
+                if claims.take(trial.name):
+                    changed = True
+                    if trial.name not in retried and folder.row(trial.name) is not None:
+                        claims.release(trial.name)  # another command has just finished it
+                        continue
+                    folder.check(trial, data[trial.task])
+                    folder.forget(trial.name)
+                    retried.discard(trial.name)
+                    running[trial.name] = trial
+                    runner.start(trial)
+            if changed and runner.signal is None and len(running) < runner.slots:
+                continue  # a search by Optuna may name another trial
+            if not running and (runner.signal is not None or not left):
+                return runner.signal
+            total = len({trial.name for trial in due} | finished)
+            count = f"{min(len(finished) + 1, total)}/{total}"
+            for name, how in _wait(folder, runner, running, pruned, pruning, count, show):
+                _finish(folder, name, how, runner, pruning if name in pruned else None)
+                del running[name]
+                claims.release(name)
+                if folder.row(name) is not None:
+                    done(name)
 
 
-def _wait(folder: Folder, runner: Runner, running: Collection[str], count: str, show: Show) -> list[tuple[str, str]]:
-    """Show progress until a trial ends; return those that ended. Without any running, wait for other processes."""
+def _finish(folder: Folder, name: str, how: str, runner: Runner, pruning: Pruning | None) -> None:
+    """Write the row of an ended trial if its process has not: of a trial that was pruned, or that failed."""
+    if folder.row(name) is not None:
+        return
+    if pruning is not None:
+        folder.prune(name, pruning.curve(name))
+    elif runner.signal is None:
+        folder.fail(name, f"its process {how}; see {folder.log(name)}")
+
+
+def _wait(
+    folder: Folder,
+    runner: Runner,
+    running: Mapping[str, Trial],
+    pruned: set[str],
+    pruning: Pruning | None,
+    count: str,
+    show: Show,
+) -> list[tuple[str, str]]:
+    """Show progress until a trial ends; return those that ended. Without any running, wait for other processes.
+
+    Trials that the pruner stops are added to `pruned`.
+    """
     for _ in range(WAITS):
-        for name in running:
-            show(f"[{count}] {name} ({folder.log(name)}): {runner.step(name)}")
+        for name, trial in running.items():
+            step = runner.step(name)
+            show(f"[{count}] {name} ({folder.log(name)}): {step}")
+            if pruning is not None and name not in pruned and step != DECODING and pruning.stops(trial):
+                pruned.add(name)
+                runner.stop(name)
         if not running:
             show(f"[{count}] waiting for the trials of other processes: locked")
         sleep(LOOK_SECONDS)
@@ -118,13 +164,40 @@ def _wait(folder: Folder, runner: Runner, running: Collection[str], count: str, 
     return []
 
 
-def _is_free(folder: Folder, name: str) -> bool:
-    """Return whether no process works on the trial."""
-    lock = folder.lock(name)
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(Timeout), FileLock(lock, blocking=False):
+class _Claims:
+    """Locks of the trials that this process has started, so that other commands on the folder leave them to it.
+
+    A trial's own process holds another lock, which outlives this process until it has saved its work.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._locks: dict[str, FileLock] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name in list(self._locks):
+            self.release(name)
+
+    def take(self, name: str) -> bool:
+        """Claim a trial; return False if another process has it. Raises: MtkitError if it cannot be locked."""
+        path = self._folder.claim(name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(path)
+            lock.acquire(blocking=False)
+        except Timeout:
+            return False
+        except (OSError, NotImplementedError) as error:
+            raise lock_error(path, error) from error
+        self._locks[name] = lock
         return True
-    return False
+
+    def release(self, name: str) -> None:
+        """Release a claimed trial."""
+        self._locks.pop(name).release()
 
 
 @dataclass
@@ -147,19 +220,20 @@ class Children:
     slots: int = 1
     signal: int | None = None
     _children: dict[str, _Child] = field(default_factory=dict)
-    _before: dict[int, Any] = field(default_factory=dict)
+    _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._pass_on)
+        self._stack.enter_context(signals_to(self._pass_on))
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._stack.close()
+        for name in self._children:  # after an error
+            self.stop(name)
         for child in self._children.values():
-            if child.process.poll() is None:
+            try:
+                child.process.wait(SAVING_SECONDS)
+            except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()
 
@@ -189,17 +263,21 @@ class Children:
     def ended(self) -> list[tuple[str, str]]:
         """Return the trials whose processes have ended since the last call, and how they ended."""
         statuses = {name: child.process.poll() for name, child in self._children.items()}
-        over = [(name, _ended(status)) for name, status in statuses.items() if status is not None]
+        over = [(name, how_ended(status)) for name, status in statuses.items() if status is not None]
         for name, _ in over:
             child = self._children.pop(name)
             assert child.process.stdin is not None
             child.process.stdin.close()
         return over
 
+    def stop(self, name: str) -> None:
+        """Send SIGTERM to a trial's process."""
+        self._children[name].process.terminate()
+
     def step(self, name: str) -> str:
         """Return the last line of progress in a trial's log."""
         child = self._children[name]
-        return _last_step(child.log, child.offset)
+        return last_step(child.log, child.offset)
 
     def _device_of(self, slot: int) -> dict[str, str]:
         """Return the environment that gives each slot a GPU of its own, if there are several."""
@@ -219,10 +297,12 @@ class Children:
 
 
 def outcome_of(folder: Folder, name: str) -> str:
-    """Return the outcome of a trial in one line: its score, or why it failed."""
+    """Return the outcome of a trial in one line: its score, why it failed, or that it was stopped early."""
     row = folder.row(name) or {"failed": "its row is gone"}
     if "failed" in row:
         return f"{name}: failed: {row['failed']}; see {folder.log(name)}"
+    if not is_measured(row):
+        return f"{name}: stopped by the pruner after {len(row['curve'])} validations"
     metric, score = next(iter(row["scores"][row["side"]].items()))
     return f"{name}: {metric} {score['value']:.2f} after {row['training']['updates']:,} updates"
 
@@ -235,24 +315,43 @@ def child_command(folder: Folder, name: str, options: Sequence[str]) -> list[str
 
 def child_environment() -> dict[str, str]:
     """Return the environment of a trial's process, which imports this mtkit."""
-    root = str(Path(__file__).parents[2])
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
+    paths = [package_root(), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def _last_step(log: Path, offset: int) -> str:
-    """Return the last progress line of a log: "training, update 150/1000  ETA 0:00:42", or "decoding"."""
+def package_root() -> str:
+    """Return the folder that has this mtkit."""
+    return str(Path(__file__).parents[2])
+
+
+@contextmanager
+def signals_to(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Context in which SIGTERM and SIGINT call the handler; nothing in other threads than the main one."""
+    # others cannot set handlers
+    numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def last_step(log: Path, offset: int) -> str:
+    """Return the last progress of a log after `offset`: "training, update 150/1000  ETA 0:00:42", or "decoding"."""
     with log.open("rb") as file:
         file.seek(max(offset, log.stat().st_size - TAIL_BYTES))
         lines = file.read().decode(errors="replace").split("\n")[:-1]
     for line in reversed(lines):
-        if line == "decoding":
-            return "decoding"
+        if line == DECODING:
+            return DECODING
         if line.startswith("update ") and "  " in line:
             return f"training, {line.partition('loss ')[0].rstrip()}"
     return "training"
 
 
-def _ended(status: int) -> str:
+def how_ended(status: int) -> str:
+    """Return how a process ended, for people: "ended with status 1", "was stopped by SIGTERM"."""
     if status >= 0:
         return f"ended with status {status}"
     name = signal.Signals(-status).name

@@ -10,9 +10,10 @@ full+norm=post+preset=small   a setting is named by its last word, or in full if
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import yaml
+from pydantic.fields import FieldInfo
 
 from mtkit.attention import ROLES, mechanisms
 from mtkit.attention.options import OptionValueError
@@ -167,6 +168,16 @@ def nested(place: str, value: Any) -> dict[str, Any]:
 def setting_place(word: str) -> str:
     """Return the full name of a recipe's setting: "model.norm" for "norm". Raises: MtkitError for an unknown word."""
     return _place(word, word)
+
+
+def is_whole(place: str) -> bool:
+    """Return whether a setting, "model.d_model", takes whole numbers. Options of attention may."""
+    section, _, name = place.partition(".")
+    fields: Mapping[str, FieldInfo] = getattr(Recipe.model_fields[section].annotation, "model_fields", {})
+    if name not in fields:
+        return True
+    kind = fields[name].annotation
+    return int in {kind, *(each for part in get_args(kind) for each in (part, *get_args(part)))}
 
 
 def _place(word: str, text: str) -> str:

@@ -5,7 +5,7 @@ data/copy/           prepared data of the built-in tasks
 trials/NAME.json     the settings of a trial, written before it starts
 runs/NAME/           its run, like any other: mtkit translate --run mtkit-compare/runs/NAME
 logs/NAME.log        its output
-results/NAME.json    written last: its row of results, or the reason why it failed
+results/NAME.json    written last: its row of results, or the reason why it failed, or its validations if it was pruned
 results/NAME.safetensors  the statistics of every segment, for intervals and tests
 results.jsonl        all rows
 compare.md, compare.csv, compare.tex, pictures
@@ -13,18 +13,21 @@ compare.md, compare.csv, compare.tex, pictures
 NAME is `task.entry.point.seed-1`, as in `copy.band-window_radius-16.peak_rate-0.003.seed-1`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any, Literal, NotRequired
 
 import numpy as np
 import torch
+from filelock import FileLock
 from typing_extensions import TypedDict
 
 from mtkit.errors import MtkitError
 from mtkit.experiments.entries import Entry
-from mtkit.experiments.study import Study, StudySettings
+from mtkit.experiments.rows import validation_score
+from mtkit.experiments.study import SearchSettings, Study, StudySettings
 from mtkit.experiments.trials import Trial
 from mtkit.recipe import differences
 from mtkit.storage.files import check_regular, inside, json_text, write_json, write_tensors, write_text, writing
@@ -103,7 +106,37 @@ class _Failed(_Trial):
     failed: str
 
 
-_ROW: Any = _Failed | _Measured
+@stored
+class _Pruned(_Trial):
+    """Row of a trial of the search that the pruner stopped: its validations so far."""
+
+    pruned: Literal[True]
+    valid: dict[str, Any]
+    curve: list[dict[str, Any]]
+
+
+_ROW: Any = _Failed | _Pruned | _Measured
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait for the lock file `path`, and hold it in the block.
+
+    Raises: MtkitError if its folder cannot be written, or its file system has no locks.
+    """
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(path))
+        except (OSError, NotImplementedError) as error:
+            raise lock_error(path, error) from error
+        yield
+
+
+def lock_error(path: Path, error: Exception) -> MtkitError:
+    """Return the error of a lock file that cannot be written, or of a file system without locks."""
+    reason = getattr(error, "strerror", None) or error
+    return MtkitError(f"cannot lock {path}: {reason}; choose a writable --out on a file system with locks")
 
 
 class Folder:
@@ -129,6 +162,10 @@ class Folder:
         """Return the lock that a trial's process holds."""
         return inside(self.path, "logs", f"{name}.lock")
 
+    def claim(self, name: str) -> Path:
+        """Return the lock that the command holds which has started a trial."""
+        return inside(self.path, "logs", f"{name}.claim")
+
     def exists(self) -> bool:
         """Return whether it has a study."""
         return self._study_path.exists()
@@ -138,11 +175,23 @@ class Folder:
 
         Raises: MtkitError if it is not the folder of a comparison, or has other common settings.
         """
+        foreign = [name for name in ("runs", "results", "logs", "settings.json") if (self.path / name).exists()]
+        if foreign and not self._study_path.exists():
+            raise MtkitError(
+                f"{self.path / foreign[0]} exists, but {self.path} is not the folder of a comparison of this version: "
+                "it has no study.json; choose another --out"
+            )
+        # two commands that add entries at the same time keep both
+        with locked(inside(self.path, "study.lock")):
+            self._open(study)
+
+    def _open(self, study: Study) -> None:
         entries = {entry.name: dict(entry.settings) for entry in study.entries}
         seeds: tuple[int, ...] = ()
         if self._study_path.exists():
             previous = self.study()
             self._refuse(_changed(dict(previous.base), dict(study.base)))
+            self._refuse(_search_changes(previous.settings.search, study.settings.search))
             before = {entry.name: dict(entry.settings) for entry in previous.entries}
             for name in before.keys() & entries.keys():
                 self._refuse(differences(before[name], entries[name], name))
@@ -153,11 +202,6 @@ class Folder:
                     f"the comparison in {self.path} searches with seed {seeds[0]}; give that seed first, or choose "
                     "another --out"
                 )
-        elif foreign := [each for each in ("runs", "results", "logs", "settings.json") if (self.path / each).exists()]:
-            raise MtkitError(
-                f"{self.path / foreign[0]} exists, but {self.path} is not the folder of a comparison of this version: "
-                "it has no study.json; choose another --out"
-            )
         write_json(
             self._study_path,
             {
@@ -241,6 +285,11 @@ class Folder:
         """Write why a trial failed; the next run of the comparison tries it again."""
         self.keep(name, failed=" ".join(reason.split()), **measured)
 
+    def prune(self, name: str, curve: Sequence[Mapping[str, Any]]) -> None:
+        """Write the row of a trial of the search that the pruner stopped after the validations of `curve`."""
+        best = max(curve, key=lambda point: validation_score({"valid": point}))
+        self.keep(name, pruned=True, valid=dict(best), curve=list(curve))
+
     def forget(self, name: str) -> None:
         """Remove the row of a trial."""
         self._row_path(name).unlink(missing_ok=True)
@@ -273,6 +322,20 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def _changed(previous: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List the settings that differ; data is compared by its fingerprint, because its folder may move."""
     return differences({**previous, "data": None}, {**now, "data": None})
+
+
+def _search_changes(previous: SearchSettings | None, now: SearchSettings | None) -> list[str]:
+    """List the settings of a search that differ; a grid may get more values, another search more trials."""
+    before, after = ({} if search is None else search.model_dump(mode="json") for search in (previous, now))
+    if not before or not after:
+        return ["only one of the two has a search"] if before or after else []
+    if (after["trials"] or 0) > (before["trials"] or 0):
+        after["trials"] = before["trials"]
+    if after["method"] == "grid":
+        for key, values in before["settings"].items():
+            if all(value in after["settings"].get(key, []) for value in values):
+                after["settings"][key] = values
+    return differences(before, after, "search")
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from mtkit.errors import DataError, MtkitError
 from mtkit.experiments.compare import Children, Show, compare
 from mtkit.experiments.entries import Entry
 from mtkit.experiments.folder import Folder, read_rows
+from mtkit.experiments.rows import is_measured
 from mtkit.experiments.study import Study, StudySettings, trial_recipe
 from mtkit.experiments.trials import Trial
 from mtkit.recipe import merged
@@ -101,6 +102,8 @@ def reproduce(
     row = rows[number - 1]
     if "failed" in row:
         raise MtkitError(f"row {number} of {rows_file} has no scores: the trial failed ({row['failed']})")
+    if not is_measured(row):
+        raise MtkitError(f"row {number} of {rows_file} has no scores: the pruner stopped the trial early")
     settings: dict[str, Any] = dict(row["recipe"])
     if trial_recipe(settings, f"{rows_file}, row {number}").training.max_minutes:
         updates = {"max_minutes": None, "max_updates": row["training"]["updates"]}

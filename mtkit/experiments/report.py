@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from mtkit import terminal
@@ -174,13 +175,19 @@ def _searched(study: Study, rows: Sequence[Row]) -> list[str]:
         return []
     stage = "search" if search.share < 1 else "final"
     tried = [row for row in rows if row["stage"] == stage and row["seed"] == study.seeds[0]]
-    failed = sum("failed" in row for row in tried)
+    failed, pruned = sum("failed" in row for row in tried), sum(bool(row.get("pruned")) for row in tried)
     budget = f" with {search.share:.0%} of the budget" if search.share < 1 else ""
-    per = len(tried) / max(len({(row["entry"], row.get("task")) for row in tried}), 1)
+    numbers = sorted(Counter((row["entry"], row.get("task")) for row in tried).values()) or [0]
+    per = f"{numbers[0]} to {numbers[-1]}" if numbers[0] < numbers[-1] else str(numbers[0])
     settings = ", ".join(search.settings)
+    counts = [
+        f"{len(tried)} trials",
+        *([f"{failed} failed"] if failed else []),
+        *([f"{pruned} stopped early by the {search.pruner} pruner"] if pruned else []),
+    ]
     return [
-        f"{settings}: the best of {per:g} trials per entry{budget}, chosen by the validation score of seed "
-        f"{study.seeds[0]} ({search.method} search, {len(tried)} trials{f', {failed} failed' if failed else ''})."
+        f"{settings}: the best of {per} trials per entry{budget}, chosen by the validation score of seed "
+        f"{study.seeds[0]} ({search.method} search, {', '.join(counts)})."
     ]
 
 

@@ -1,6 +1,6 @@
 """Rows of a comparison: what a trial measured, and which rows count in the table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mtkit.training.progress import LOWER_IS_BETTER
@@ -14,12 +14,17 @@ def of(row: Row, entry: str, task: str | None) -> bool:
     return row["entry"] == entry and row.get("task") == task
 
 
+def is_measured(row: Row) -> bool:
+    """Return whether a trial was trained to its end and scored: it neither failed nor was stopped by a pruner."""
+    return "failed" not in row and not row.get("pruned", False)
+
+
 def chosen_point(rows: Sequence[Row], stage: str, seed: int) -> dict[str, Any] | None:
     """Return the point with the best validation score among an entry's trials of the search; None if all failed.
 
     Of equal scores, the one with the lower loss is best.
     """
-    tried = [row for row in rows if row["stage"] == stage and row["seed"] == seed and "failed" not in row]
+    tried = [row for row in rows if row["stage"] == stage and row["seed"] == seed and is_measured(row)]
     if not tried:
         return None
     return dict(max(tried, key=lambda row: (validation_score(row), -_loss(row)))["point"])
@@ -40,17 +45,28 @@ def validation_score(row: Row) -> float:
     return -score if by in LOWER_IS_BETTER else float(score)
 
 
+def curve(metrics: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the learning curve of a run's metrics: a point per validation."""
+    points = []
+    for line in metrics:
+        if line["kind"] == "validation":
+            names = dict.fromkeys(("update", "tokens", "nll", "bleu", line["best_by"], "best_by"))
+            kept = {name: line[name] for name in names if name in line}
+            points.append({**kept, "seconds": line["training_seconds"]})
+    return points
+
+
 def final_rows(rows: Sequence[Row], first_seed: int | None = None) -> list[Row]:
     """Return the rows that count in the table: those with the full budget, of each entry and task.
 
-    With a search, whose trials have the seed `first_seed`, only those at the chosen point.
+    With a search, whose trials have the seed `first_seed`, only those at the chosen point. Pruned trials do not count.
     """
     groups: dict[tuple[str, str | None], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["entry"], row.get("task")), []).append(row)
     chosen: list[Row] = []
     for group in groups.values():
-        finals = [row for row in group if row["stage"] == "final"]
+        finals = [row for row in group if row["stage"] == "final" and not row.get("pruned", False)]
         if first_seed is not None:
             stage = "search" if any(row["stage"] == "search" for row in group) else "final"
             point = chosen_point(group, stage, first_seed)

@@ -29,8 +29,10 @@ from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import doubt, named_metrics, told_apart, with_intervals
 from mtkit.evaluation.statistics import gather
+from mtkit.experiments.compare import DECODING
 from mtkit.experiments.entries import family
 from mtkit.experiments.folder import Folder
+from mtkit.experiments.rows import curve
 from mtkit.experiments.study import trial_recipe
 from mtkit.memory import peak_bytes
 from mtkit.process import keep_freed_memory
@@ -106,7 +108,7 @@ def run_trial(folder: Folder, name: str, device: torch.device, machine: Mapping[
         write_json(cost, {"peak_bytes": peak, "seconds": seconds})
     if outcome.signal is not None:
         return 128 + outcome.signal
-    print("decoding", flush=True)
+    print(DECODING, flush=True)
     begin = monotonic()
     translated, statistics = _translate(run, recipe, prepared, device, _sides(folder, trial, prepared))
     seconds += monotonic() - begin
@@ -193,14 +195,9 @@ def _score(
 
 def _validations(run: Run) -> dict[str, Any]:
     """Return the best validation, and the learning curve: a point per validation."""
-    curve = []
-    for line in read_metrics(run.folder / "metrics.jsonl"):
-        if line["kind"] == "validation":
-            names = dict.fromkeys(("update", "tokens", "nll", "bleu", line["best_by"], "best_by"))
-            kept = {name: line[name] for name in names if name in line}
-            curve.append({**kept, "seconds": line["training_seconds"]})
+    points = curve(read_metrics(run.folder / "metrics.jsonl"))
     best = int(run.checkpoint("best").name.rpartition("-")[2])
-    return {"valid": next((point for point in curve if point["update"] == best), {}), "curve": curve}
+    return {"valid": next((point for point in points if point["update"] == best), {}), "curve": points}
 
 
 def _costs(run: Run, prepared: Prepared) -> dict[str, Any]:

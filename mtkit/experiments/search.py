@@ -2,58 +2,104 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mtkit.errors import MtkitError
-from mtkit.experiments.rows import Row, validation_score
+from mtkit.experiments.entries import is_whole
+from mtkit.experiments.rows import Row, is_measured, validation_score
 from mtkit.experiments.study import Range, SearchSettings
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
+STARTUP = 5
+"""Trials of a Bayesian search that are random; Optuna's own 10 are most of a usual search."""
+DRAWS = 100
+"""Points that Optuna may draw before one is new; then an untried one is chosen at random."""
+
 
 def points(search: SearchSettings, rows: Sequence[Row], begun: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the points of an entry's trials so far, and the next one if there are fewer than `search.trials`.
+    """Return the points of an entry's trials so far, and the next one if there are fewer than `size_of(search)`.
 
-    `rows` are results of the entry's trials, `begun` the trials that were started. The same trials give the same next
-    point.
+    `rows` are results of the entry's trials, `begun` the trials that were started. The next point is new, and depends
+    only on these trials and their validation scores.
 
     Raises: MtkitError if Optuna is not installed.
     """
+    require_optuna(f"{search.method} search")
+    import optuna
+
+    results = {_key(row["point"]): row for row in rows}
+    tried = dict(sorted((_key(trial["point"]), dict(trial["point"])) for trial in (*rows, *begun)))
+    if len(tried) >= size_of(search):
+        return list(tried.values())
+    distributions = {key: _distribution(key, values) for key, values in search.settings.items()}
+    seed = len(tried)  # each place in the sequence has its own
+    sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed)
+    if search.method == "bayesian":
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for key, point in tried.items():
+        params = {name: _internal(value) for name, value in point.items()}
+        outcome = _outcome(results.get(key))
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, **outcome))
+    for _ in range(DRAWS):
+        asked = study.ask(distributions).params
+        point = {key: _external(search.settings[key], asked[key]) for key in search.settings}
+        if _key(point) not in tried:
+            return [*tried.values(), point]
+    left = [point for point in _combinations(search) if _key(point) not in tried]
+    return [*tried.values(), left[np.random.default_rng(seed).integers(len(left))]]
+
+
+def _outcome(row: Row | None) -> dict[str, Any]:
+    """Return the state of a trial for Optuna, and its validation score or those before it was pruned."""
+    from optuna.trial import TrialState
+
+    if row is None:
+        return {"state": TrialState.RUNNING}
+    scores = [validation_score({"valid": point}) for point in row.get("curve", [])]
+    if row.get("pruned") and np.isfinite(scores).all():
+        return {"state": TrialState.PRUNED, "intermediate_values": dict(enumerate(scores, start=1))}
+    if is_measured(row) and np.isfinite(score := validation_score(row)):
+        return {"state": TrialState.COMPLETE, "value": score}
+    return {"state": TrialState.FAIL}
+
+
+def size_of(search: SearchSettings) -> int:
+    """Return the number of trials per entry: `search.trials`, or all combinations if there are fewer."""
+    assert search.trials is not None
+    if any(isinstance(values, Range) for values in search.settings.values()):
+        return search.trials
+    return min(search.trials, len({_key(point) for point in _combinations(search)}))
+
+
+def require_optuna(what: str) -> None:
+    """Import Optuna, without its messages. Raises: MtkitError if it is not installed."""
     try:
         import optuna
     except ModuleNotFoundError as error:
-        raise MtkitError(
-            f"{search.method} search needs Optuna; install it: pip install 'mtkit[search]', or use method = grid"
-        ) from error
-    assert search.trials is not None
+        raise MtkitError(f"{what} needs Optuna; install it: pip install 'mtkit[search]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    distributions = {key: _distribution(values) for key, values in search.settings.items()}
-    results = {_key(row["point"]): row for row in rows}
-    tried = list({_key(trial["point"]): dict(trial["point"]) for trial in (*rows, *begun)}.values())[: search.trials]
-    if len(tried) == search.trials:
-        return tried
-    samplers = {"bayesian": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
-    # each place in the sequence has its own seed
-    study = optuna.create_study(direction="maximize", sampler=samplers[search.method](seed=len(tried)))
-    for point in tried:
-        row = results.get(_key(point))
-        score = None if row is None or "failed" in row else validation_score(row)
-        state = optuna.trial.TrialState.RUNNING if row is None else optuna.trial.TrialState.FAIL
-        if score is not None:
-            state = optuna.trial.TrialState.COMPLETE
-        params = {key: _internal(value) for key, value in point.items()}
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=score, state=state))
-    asked = study.ask(distributions)
-    return [*tried, {key: _external(search.settings[key], asked.params[key]) for key in search.settings}]
 
 
-def _distribution(values: Sequence[Any] | Range) -> "BaseDistribution":
-    from optuna.distributions import CategoricalDistribution, FloatDistribution
+def _combinations(search: SearchSettings) -> list[dict[str, Any]]:
+    """Return all combinations of listed values."""
+    lists = {key: values for key, values in search.settings.items() if not isinstance(values, Range)}
+    return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
 
-    if isinstance(values, Range):
-        return FloatDistribution(values.low, values.high, log=values.log)
-    return CategoricalDistribution([_internal(value) for value in values])
+
+def _distribution(place: str, values: Sequence[Any] | Range) -> "BaseDistribution":
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if not isinstance(values, Range):
+        return CategoricalDistribution([_internal(value) for value in values])
+    if isinstance(values.low, int) and isinstance(values.high, int) and is_whole(place):
+        return IntDistribution(values.low, values.high, log=values.log)
+    return FloatDistribution(values.low, values.high, log=values.log)
 
 
 def _internal(value: Any) -> Any:
@@ -62,9 +108,11 @@ def _internal(value: Any) -> Any:
 
 
 def _external(values: Sequence[Any] | Range, chosen: Any) -> Any:
-    if isinstance(values, Range):
-        return float(f"{chosen:.6g}")  # a number that a person can write
-    return next(value for value in values if _internal(value) == chosen)
+    if not isinstance(values, Range):
+        return next(value for value in values if _internal(value) == chosen)
+    if isinstance(chosen, int):
+        return chosen
+    return min(max(float(f"{chosen:.6g}"), values.low), values.high)  # a number that a person can write
 
 
 def _key(point: Mapping[str, Any]) -> str:

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
 
 from mtkit.data.encode import usable_cores
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
 from mtkit.errors import MtkitError
 from mtkit.experiments.cost import matched
-from mtkit.experiments.folder import Folder
+from mtkit.experiments.folder import Folder, locked
 from mtkit.experiments.study import Study, check_limits, trial_recipe
 from mtkit.experiments.trials import Plan, slug
 from mtkit.recipe import merged
@@ -38,7 +37,7 @@ def set_up(
         data = trial_recipe(merged(study.base, settings), "the study").data
         if task is not None:
             say(f"preparing {data.folder}")
-            with FileLock(inside(folder.path, "data", f"{task}.lock")):  # commands on the same folder wait here
+            with locked(inside(folder.path, "data", f"{task}.lock")):  # commands on the same folder wait here
                 prepare(data, workers=usable_cores(), progress=progress)
         prepared[task] = open_prepared(data.folder)
     widths = {}
@@ -51,6 +50,11 @@ def set_up(
                 raise MtkitError(f"the entry {entry.name}: {error}") from error
             widths[task, entry.name] = found.model.feed_forward
     return Plan(study, tasks, widths), {task: side.fingerprint for task, side in prepared.items()}
+
+
+def data_folders(plan: Plan) -> set[Path]:
+    """Return the folders of prepared data that a plan's trials read."""
+    return {trial_recipe(trial.recipe, trial.name).data.folder for trial in plan.due([])}
 
 
 def _label(task: str | Mapping[str, Any]) -> str:

@@ -42,10 +42,10 @@ Match = Literal["parameters", "flops"]
 class Range(Settings):
     """A range of numbers, for random and Bayesian search."""
 
-    low: float
+    low: int | float
     """Smallest value."""
-    high: float
-    """Largest value."""
+    high: int | float
+    """Largest value. Settings that take whole numbers are whole."""
     log: bool = True
     """Draw the logarithm uniformly, rather than the number."""
 
@@ -94,6 +94,16 @@ class SearchSettings(Settings):
         elif self.trials is None:
             raise ValueError(f"method = {self.method} needs trials: their number for each entry")
         return self
+
+    def examples(self) -> list[dict[str, Any]]:
+        """Return points to check before the search: all of a grid, or each value and both ends of each range."""
+        if self.method == "grid":
+            return self.grid()
+        return [
+            {key: value}
+            for key, values in self.settings.items()
+            for value in ((values.low, values.high) if isinstance(values, Range) else values)
+        ]
 
     def grid(self) -> list[dict[str, Any]]:
         """Return all combinations of the values, each as {"training.peak_rate": 0.003}."""
@@ -216,7 +226,7 @@ def make_study(
     study = Study(base, tuple(entries), chosen)
     for entry in entries:
         label_attention(study.recipe(entry))  # raises for attentions that cannot be built
-    for point in chosen.search.grid() if chosen.search else ():
+    for point in chosen.search.examples() if chosen.search else ():
         trial_recipe(with_point(study.base, point), "the search")
     return study
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from mtkit.experiments.entries import Entry
 from mtkit.experiments.rows import Row, chosen_point, of
+from mtkit.experiments.search import points as points_of
+from mtkit.experiments.search import size_of
 from mtkit.experiments.study import Study, at_share, with_point
 from mtkit.recipe import merged
 
@@ -77,7 +79,7 @@ class Plan:
         tried = [self.trial(entry, task, seeds[0], point, stage) for point in points]
         yield from tried
         done = {row["trial"] for row in rows}
-        complete = search.method == "grid" or len(points) == search.trials
+        complete = search.method == "grid" or len(points) >= size_of(search)
         if complete and all(trial.name in done for trial in tried):
             point = chosen_point(rows, stage, seeds[0])
             if point is not None:
@@ -85,12 +87,10 @@ class Plan:
 
     def _asked(self, rows: Sequence[Row], begun: Sequence[Row], stage: str) -> list[dict[str, Any]]:
         """Return the points of a search by Optuna so far, and the next one."""
-        from mtkit.experiments.search import points
-
         search, seed = self.study.settings.search, self.study.seeds[0]
         assert search is not None
         tried = ([row for row in some if row["stage"] == stage and row["seed"] == seed] for some in (rows, begun))
-        return points(search, *tried)
+        return points_of(search, *tried)
 
     def trial(self, entry: Entry, task: str | None, seed: int, point: Mapping[str, Any], stage: str = "final") -> Trial:
         """Return the trial of an entry on a task with a seed at a point of the search."""

@@ -26,7 +26,7 @@ OPTIONS = {
     "searched",
     "attention", "study", "recipe", "data", "task", "out", "attention-option", "seeds", "search", "search-method",
     "search-trials", "search-share", "pruner", "match", "max-updates", "max-minutes", "max-tokens", "max-flops",
-    "batch-tokens", "columns", "jobs", "join", "reproduce", "row", "device", "threads",
+    "batch-tokens", "columns", "jobs", "ray", "join", "reproduce", "row", "device", "threads",
 }  # fmt: skip
 SCORES = {"full": 80.0, "longformer": 90.0, "em-routing": 70.0}
 OUT = Path("mtkit-compare")
@@ -212,6 +212,7 @@ def test_folders_are_joined_and_printed(known: Any) -> None:
         (["--attention", "full", "--search", "peak_rat=1,2"], "did you mean 'peak_rate'"),
         (["--attention", "full", "--search-share", "0.5"], "search.settings"),
         (["--attention", "full", "--match", "size"], "match"),
+        (["--attention", "full", "--ray", "auto", "--jobs", "2"], "--jobs is for this machine"),
         (["--reproduce", "rows.jsonl"], "go together"),
         (["--row", "1"], "go together"),
         (["--reproduce", "rows.jsonl", "--row", "1"], "cannot read rows.jsonl"),

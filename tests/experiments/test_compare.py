@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from filelock import FileLock, Timeout
 
+from mtkit.errors import MtkitError
 from mtkit.experiments import compare as comparing
 from mtkit.experiments.compare import Children, compare
 from mtkit.experiments.folder import Folder
@@ -42,6 +43,7 @@ class Recorded:
         self.folder, self.slots, self.fails = folder, slots, fails
         self.signal: int | None = None
         self.started: list[str] = []
+        self.stopped: list[str] = []
         self.most = 0
         self._running: list[str] = []
 
@@ -57,6 +59,9 @@ class Recorded:
             if name not in self.fails:
                 self.folder.keep(name, None, **row(50.0))
         return [(name, "was stopped by SIGKILL, perhaps out of memory") for name in names]
+
+    def stop(self, name: str) -> None:
+        self.stopped.append(name)
 
     def step(self, name: str) -> str:
         return "training"
@@ -109,7 +114,7 @@ def test_two_commands_share_a_folder(tiny: Made, opened: Opened, monkeypatch: py
     """The trial that another process holds is left to it, and its row is waited for."""
     monkeypatch.setattr(comparing, "WAITS", 2)
     folder, plan, data = opened(tiny("full", "band"))
-    lock = folder.lock("full.seed-1")
+    lock = folder.claim("full.seed-1")
     lock.parent.mkdir(parents=True)
     shown, runner = Shown(), Recorded(folder)
 
@@ -128,6 +133,68 @@ def test_two_commands_share_a_folder(tiny: Made, opened: Opened, monkeypatch: py
     thread.join()
     assert runner.started == ["band.seed-1"]
     assert [each["scores"]["test"]["BLEU"]["value"] for each in folder.rows()] == [77.0, 50.0]
+
+
+def test_a_trial_that_another_command_has_just_finished_is_left(tiny: Made, opened: Opened) -> None:
+    """Its row comes between the reading of the rows and the claim."""
+    folder, plan, data = opened(tiny("full", "band"))
+
+    class Late(Folder):
+        def begun(self) -> list[dict[str, Any]]:
+            found = super().begun()
+            if not found:
+                for trial in plan.due([]):
+                    self.add(trial, data[None])
+                self.keep("full.seed-1", None, **row(77.0))
+            return found
+
+    runner = Recorded(folder)
+    compare(Late(folder.path), plan, data, runner, show=str, done=str)
+    assert runner.started == ["band.seed-1"]
+    assert [each["scores"]["test"]["BLEU"]["value"] for each in folder.rows()] == [77.0, 50.0]
+
+
+def test_a_failure_of_another_command_is_not_tried_again(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full", "band"))
+    runner = Recorded(folder)
+
+    def done(name: str) -> None:
+        if name == "full.seed-1":  # meanwhile
+            folder.add(plan.due([])[1], data[None])
+            folder.fail("band.seed-1", "for some reason")
+
+    compare(folder, plan, data, runner, show=str, done=done)
+    assert runner.started == ["full.seed-1"]
+
+
+def test_a_process_that_starts_has_claimed_its_trial(tiny: Made, opened: Opened) -> None:
+    """A second command, which begins before the child has its lock, takes another trial."""
+    folder, plan, data = opened(tiny("full", "band", "linear"))
+    second = Recorded(folder)
+
+    class First(Recorded):
+        def start(self, trial: Trial) -> None:
+            super().start(trial)
+            if trial.name == "full.seed-1":
+                compare(folder, _First(plan, 2), data, second, show=str, done=str)
+
+    class _First:
+        def __init__(self, plan: Plan, number: int) -> None:
+            self.plan, self.number = plan, number
+
+        def due(self, rows: Any, begun: Any = ()) -> list[Trial]:
+            return [trial for trial in self.plan.due(rows, begun)[: self.number] if trial.name != "full.seed-1"]
+
+    first = First(folder)
+    compare(folder, plan, data, first, show=str, done=str)
+    assert (first.started, second.started) == (["full.seed-1", "linear.seed-1"], ["band.seed-1"])
+
+
+def test_a_folder_without_locks_is_one_line(tiny: Made, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, plan, data = opened(tiny("full"))
+    monkeypatch.setattr(FileLock, "_acquire", lambda self: (_ for _ in ()).throw(OSError(37, "No locks available")))
+    with pytest.raises(MtkitError, match=r"cannot lock .*No locks available; choose a writable"):
+        compare(folder, plan, data, Recorded(folder), show=str, done=str)
 
 
 def test_jobs_run_together_and_their_timings_are_marked(tiny: Made, opened: Opened) -> None:

@@ -1,5 +1,6 @@
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,20 @@ def test_other_settings_are_refused_by_name(tiny: Made, opened: Opened) -> None:
     folder.add(trial, data[None])
     with pytest.raises(MtkitError, match="the prepared data differs"):
         folder.add(trial, "other")
+
+
+def test_commands_that_add_entries_at_the_same_time_keep_all(tiny: Made, opened: Opened) -> None:
+    folder, _, _ = opened(tiny("full"))
+    studies = [tiny(f"band[window_radius={number}]") for number in range(1, 9)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda study: Folder(folder.path).open(study), studies))
+    assert len(folder.study().entries) == 9
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tiny: Made, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MtkitError, match=r"cannot lock .*/file/out/study.lock: Not a directory; choose a writable"):
+        Folder(tmp_path / "file" / "out").open(tiny("full"))
 
 
 def test_another_folder_of_the_same_data_is_no_other_setting(tiny: Made, opened: Opened) -> None:

@@ -1,0 +1,178 @@
+"""Trials on a Ray cluster of two nodes on this machine."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtkit.errors import MtkitError
+from mtkit.experiments.cluster import Cluster
+from mtkit.experiments.compare import compare
+from mtkit.experiments.folder import Folder
+from mtkit.experiments.table import build
+from tests.experiments.conftest import Made, Opened
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow  # Ray's processes take ten seconds to start
+
+SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """A cluster of two nodes with a CPU each."""
+    from ray.cluster_utils import Cluster as Nodes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        started = Nodes(initialize_head=True, head_node_args={**SMALL, "include_dashboard": False})
+        try:
+            started.add_node(**SMALL)
+            yield started
+        finally:
+            ray.shutdown()
+            started.shutdown()
+
+
+def run(folder: Folder, plan: Any, data: Any, address: str, show: Any = str) -> int | None:
+    with Cluster(folder, "auto", None, address) as cluster:
+        return compare(folder, plan, data, cluster, show=show, done=str)
+
+
+def processes(folder: Folder) -> dict[str, int]:
+    """The trials of a folder that are running, with their process ids."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if "mtkit.experiments.run" in words and os.path.abspath(folder.path) in words:
+                found[words[words.index("mtkit.experiments.run") + 2]] = int(entry.name)
+    return found
+
+
+def test_a_node_that_dies_loses_no_trial(tiny: Made, opened: Opened, nodes: Any) -> None:
+    training = {"max_updates": 600, "validate_every": 50}
+    folder, plan, data = opened(tiny("full", "band", "linear", settings={"training": training}))
+    killed: list[str] = []
+
+    def show(line: str) -> None:
+        """Kill the second node with all its processes when a trial trains on each node and has saved."""
+        running = processes(folder)
+        saved = [name for name in running if list((folder.run(name) / "checkpoints").glob("update-*"))]
+        if killed or len(saved) < 2:
+            return
+        raylet = nodes.worker_nodes.copy().pop().all_processes["raylet"][0].process.pid
+        below = descendants(raylet)
+        killed.extend(name for name, number in running.items() if number in below)
+        for number in below:
+            os.kill(number, signal.SIGKILL)
+        nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
+
+    assert run(folder, plan, data, nodes.address, show) is None
+    assert len(killed) == 1
+    rows = folder.rows()
+    assert [row["trial"] for row in rows] == ["full.seed-1", "band.seed-1", "linear.seed-1"]
+    assert all("failed" not in row and row["training"]["updates"] == 600 for row in rows)
+    assert [row["shared"] for row in rows] == [False] * 3
+    assert len(build(folder).lines) == 3
+    text = folder.log(killed[0]).read_text()
+    assert "from update" in text  # it resumed from its last checkpoint
+    assert processes(folder) == {}
+    nodes.add_node(**SMALL)
+
+
+def descendants(parent: int) -> set[int]:
+    """The ids of the processes below a process."""
+    pairs = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split("\n")
+    children: dict[int, list[int]] = {}
+    for line in filter(None, pairs):
+        number, above = map(int, line.split())
+        children.setdefault(above, []).append(number)
+    found, new = set(), [parent]
+    while new:
+        new = [child for each in new for child in children.get(each, [])]
+        found.update(new)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_trials_which_save(tiny: Made, opened: Opened, nodes: Any, number: int) -> None:
+    training = {"max_updates": 100_000, "validate_every": 100_000}
+    folder, plan, data = opened(tiny("full", "band", "linear", settings={"training": training}))
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    busy: set[str] = set()
+
+    def show(line: str) -> None:
+        if "update" in line and len(busy) < 2:
+            busy.add(line.split()[1])
+            if len(busy) == 2:
+                os.kill(os.getpid(), number)
+
+    assert run(folder, plan, data, nodes.address, show) == number
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+    assert folder.rows() == []
+    for name in busy:
+        assert len(list((folder.run(name) / "checkpoints").glob("update-*"))) == 1
+    assert processes(folder) == {}
+
+
+def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
+    tiny: Made, opened: Opened, nodes: Any, tmp_path: Path
+) -> None:
+    training = {"max_updates": 600, "validate_every": 100}
+    folder, plan, data = opened(tiny("full", "band", settings={"training": training}))
+    script = """
+import pickle, sys
+from mtkit.experiments.cluster import Cluster
+from mtkit.experiments.compare import compare
+folder, plan, data, address = pickle.load(sys.stdin.buffer)
+with Cluster(folder, "auto", None, address) as cluster:
+    compare(folder, plan, data, cluster, show=str, done=str)
+"""
+    driver = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
+    assert driver.stdin is not None
+    driver.stdin.write(pickle.dumps((folder, plan, data, nodes.address)))
+    driver.stdin.close()
+    logs = [folder.log(name) for name in ("full.seed-1", "band.seed-1")]
+    wait_for(lambda: all(log.exists() and "update " in log.read_text() for log in logs), driver)
+    driver.kill()
+    driver.wait()
+    wait_for(lambda: not processes(folder))
+    assert folder.rows() == []
+    assert run(folder, plan, data, nodes.address) is None
+    assert all("failed" not in row for row in folder.rows())
+    assert len(folder.rows()) == 2
+
+
+def wait_for(condition: Any, process: Any = None) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        assert process is None or process.poll() is None
+        time.sleep(0.1)
+
+
+def test_what_does_not_fit_is_refused_at_once(tiny: Made, opened: Opened, nodes: Any, tmp_path: Path) -> None:
+    folder, _, _ = opened(tiny("full"))
+    for cluster, message in (
+        (Cluster(folder, "auto", 2, nodes.address), "no node of the Ray cluster has 2 CPUs; give other --threads"),
+        (Cluster(folder, "cuda", 1, nodes.address), "has 1 CPUs and a GPU"),
+        (Cluster(folder, "auto", 1, nodes.address, [tmp_path / "none"]), "does not see .*/none; --ray needs"),
+    ):
+        with pytest.raises(MtkitError, match=message), cluster:
+            raise AssertionError("it has started")
+        assert not ray.is_initialized()
+    assert list(folder.logs.glob("*.ray")) == []
+    with Cluster(folder, "auto", None, nodes.address) as chosen:
+        assert (chosen.slots, chosen._threads, chosen._device) == (2, 1, "cpu")
