@@ -36,7 +36,7 @@ BELOW = {
     "text": TEXT,
     "attention": FOUNDATION,
     "data": TEXT,
-    "model": FOUNDATION | {"recipe", "attention"},
+    "model": TEXT | {"attention"},
     "runs": MODEL,
     "decoding": MODEL | {"runs"},
     "evaluation": MODEL | {"runs", "decoding"},

@@ -57,7 +57,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Arguments of `Attention.forward`, or of `Attention.step` (query, carry and need_weights)."""
+    """Arguments of `Attention.forward`, or of `Attention.step` (query, carry, need_weights and query_marks)."""
 
     query: Tensor
     memory: Tensor | None = None
@@ -67,6 +67,8 @@ class Inputs:
     memory_carry: Any = None
     task: Tensor | None = None
     need_weights: bool = False
+    query_marks: Tensor | None = None
+    memory_marks: Tensor | None = None
 
     @property
     def context(self) -> Tensor:
@@ -77,6 +79,11 @@ class Inputs:
     def context_valid(self) -> Tensor | None:
         """Mask of the real context tokens, (B, S); None if all are real."""
         return self.query_valid if self.memory is None else self.memory_valid
+
+    @property
+    def context_marks(self) -> Tensor | None:
+        """Marks of the context tokens, (B, S); None if all are 0."""
+        return self.query_marks if self.memory is None else self.memory_marks
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,7 @@ class Beginning:
     carry: Any = None
     memory_carry: Any = None
     task: Tensor | None = None
+    memory_marks: Tensor | None = None
 
 
 @dataclass
@@ -164,6 +172,8 @@ class Attention(nn.Module):
     """Whether outputs depend on the query's content; False in the cross role if weights depend only on positions."""
     learns_by_steps: bool = True
     """Whether decoding steps can train it; False if only `forward` has its losses, its samples or its statistics."""
+    reads_marks: bool = False
+    """Whether outputs or losses depend on marks, which a model computes only then."""
     longest: int | None = None
     """Maximum sequence length T; None without a limit."""
 
@@ -182,15 +192,29 @@ class Attention(nn.Module):
         memory_carry: Any = None,
         task: Tensor | None = None,
         need_weights: bool = False,
+        query_marks: Tensor | None = None,
+        memory_marks: Tensor | None = None,
     ) -> Attended:
         """Attend with whole sequences; padding is on the right only.
 
         query (B, T, D); memory (B, S, D), None in the self roles; query_valid (B, T) and memory_valid (B, S) are True
         for real tokens, None if all are real. `carry` comes from the layer below of this stack, `memory_carry` from the
-        encoder's last layer; task (B,) holds integers for mechanisms that are conditioned on a task. B, T and S may be
-        0.
+        encoder's last layer; task (B,) holds integers for mechanisms that are conditioned on a task. query_marks (B, T)
+        and memory_marks (B, S) are the tokens' sentences and separators (`mtkit.attention.marks`), None if all are 0.
+        B, T and S may be 0.
         """
-        inputs = Inputs(query, memory, query_valid, memory_valid, carry, memory_carry, task, need_weights)
+        inputs = Inputs(
+            query,
+            memory,
+            query_valid,
+            memory_valid,
+            carry,
+            memory_carry,
+            task,
+            need_weights,
+            query_marks,
+            memory_marks,
+        )
         if query.shape[0] and query.shape[1] and (memory is None or memory.shape[1]):
             return self.attend(inputs)
         return _without_padding(self.attend(_padded(inputs)), inputs)
@@ -205,6 +229,7 @@ class Attention(nn.Module):
         carry: Any = None,
         memory_carry: Any = None,
         task: Tensor | None = None,
+        memory_marks: Tensor | None = None,
     ) -> tuple[State, Any]:
         """Return the state before the first step, and the carry for the next layer's `start`; decoder and cross roles.
 
@@ -214,17 +239,28 @@ class Attention(nn.Module):
             if count < 1:
                 raise MtkitError(f"{name} = {count} must be at least 1 to start decoding")
         if memory is not None and not memory.shape[1]:
+            memory_marks = _pad_marks(memory_marks, memory)
             memory, memory_valid = _pad_empty(memory, memory_valid)
-        return self.begin(Beginning(batch_size, memory, memory_valid, hypotheses, carry, memory_carry, task))
+        return self.begin(
+            Beginning(batch_size, memory, memory_valid, hypotheses, carry, memory_carry, task, memory_marks)
+        )
 
     def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+        self,
+        query: Tensor,
+        state: State,
+        *,
+        carry: Any = None,
+        need_weights: bool = False,
+        query_marks: Tensor | None = None,
     ) -> tuple[Attended, State]:
         """Attend with query (B, N, D): the N hypotheses of each segment, all at the same next position.
 
+        query_marks (B, N) are the marks of these tokens; a mechanism that reads marks keeps those of earlier tokens.
         The given state is consumed: its tensors may be written in place. Callers continue with the returned state.
         """
-        return self.advance(Inputs(query, carry=carry, need_weights=need_weights), state)
+        inputs = Inputs(query, carry=carry, need_weights=need_weights, query_marks=query_marks)
+        return self.advance(inputs, state)
 
     def attend(self, inputs: Inputs) -> Attended:
         """Attend with whole sequences: `forward` for inputs with at least one segment, query and key."""
@@ -235,7 +271,7 @@ class Attention(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no begin, which the decoder and cross roles need")
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """Attend with the next token: `step` for inputs that hold the query (B, N, D), the carry and need_weights."""
+        """Attend with the next token: `step` for inputs with query (B, N, D), carry, need_weights, query_marks."""
         raise NotImplementedError(f"{type(self).__name__} has no advance, which the decoder and cross roles need")
 
     def after_update(self, update: int, total_updates: int) -> None:
@@ -289,8 +325,16 @@ def _padded(inputs: Inputs) -> Inputs:
     (query, query_valid), memory, memory_valid = _pad_empty(inputs.query, inputs.query_valid), None, None
     if inputs.memory is not None:
         memory, memory_valid = _pad_empty(inputs.memory, inputs.memory_valid)
-    task = None if inputs.task is None else F.pad(inputs.task, (0, len(query) - len(inputs.query)))
-    return replace(inputs, query=query, query_valid=query_valid, memory=memory, memory_valid=memory_valid, task=task)
+    return replace(
+        inputs,
+        query=query,
+        query_valid=query_valid,
+        memory=memory,
+        memory_valid=memory_valid,
+        task=None if inputs.task is None else F.pad(inputs.task, (0, len(query) - len(inputs.query))),
+        query_marks=_pad_marks(inputs.query_marks, inputs.query),
+        memory_marks=None if inputs.memory is None else _pad_marks(inputs.memory_marks, inputs.memory),
+    )
 
 
 def _pad_empty(tokens: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -298,9 +342,20 @@ def _pad_empty(tokens: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | N
     batch, length = tokens.shape[:2]
     if batch and length:
         return tokens, valid
-    more = (0, 1 - min(length, 1), 0, 1 - min(batch, 1))
+    more = _missing_rows(tokens)
     real = torch.ones(batch, length, dtype=torch.bool, device=tokens.device) if valid is None else valid
     return F.pad(tokens, (0, 0, *more)), F.pad(real, more)
+
+
+def _pad_marks(marks: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """Return marks (B, T) of tokens (B, T, D) with the rows that `_pad_empty` adds."""
+    return None if marks is None else F.pad(marks, _missing_rows(tokens))
+
+
+def _missing_rows(tokens: Tensor) -> tuple[int, int, int, int]:
+    """Return the numbers of tokens and segments to add before and after (B, T, D), so that no axis has size 0."""
+    batch, length = tokens.shape[:2]
+    return 0, 1 - min(length, 1), 0, 1 - min(batch, 1)
 
 
 def _without_padding(attended: Attended, inputs: Inputs) -> Attended:

@@ -250,18 +250,26 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(model.d_model, model.feed_forward, model.activation, model.activation_dropout)
         self.feed_forward_residual = residual(model)
 
-    def forward(self, x: Stream, stack_pass: StackPass, *, valid: Tensor | None, task: Tensor | None) -> Stream:
-        """x (B, S, D), valid (B, S), task (B,) to (B, S, D)."""
-        for sublayer in self.sublayers(valid, task):
+    def forward(
+        self,
+        x: Stream,
+        stack_pass: StackPass,
+        *,
+        valid: Tensor | None,
+        task: Tensor | None,
+        marks: Tensor | None = None,
+    ) -> Stream:
+        """x (B, S, D), valid (B, S), task (B,), marks (B, S) to (B, S, D)."""
+        for sublayer in self.sublayers(valid, task, marks):
             x = sublayer.run(x, stack_pass, None)
         return x
 
-    def sublayers(self, valid: Tensor | None, task: Tensor | None) -> list[SubLayer]:
+    def sublayers(self, valid: Tensor | None, task: Tensor | None, marks: Tensor | None = None) -> list[SubLayer]:
         """Both sub-layers."""
 
         def attend(x: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
             attention, around = self.attention, self.attention_residual
-            return stack_pass.attend("encoder", attention, around, x, query_valid=valid, task=task)
+            return stack_pass.attend("encoder", attention, around, x, query_valid=valid, task=task, query_marks=marks)
 
         return [
             SubLayer(attend, (self.attention, self.attention_residual)),
@@ -282,6 +290,10 @@ class Context:
     """(B, T), True at real target tokens."""
     task: Tensor | None
     """(B,), the direction of each segment."""
+    marks: Tensor | None = None
+    """(B, T), the marks of the target; None if no attention reads them, here and below."""
+    memory_marks: Tensor | None = None
+    """(B, S), the marks of the source."""
 
 
 class DecoderLayer(nn.Module):
@@ -304,14 +316,19 @@ class DecoderLayer(nn.Module):
 
     def sublayers(self, context: Context) -> list[SubLayer]:
         """All three sub-layers."""
-        inputs = {"query_valid": context.valid, "memory_carry": context.memory_carry, "task": context.task}
+        inputs = {
+            "query_valid": context.valid,
+            "memory_carry": context.memory_carry,
+            "task": context.task,
+            "query_marks": context.marks,
+        }
 
         def attend_target(x: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
             return stack_pass.attend("decoder", self.self_attention, self.self_residual, x, **inputs)
 
         def attend_source(x: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
-            attention, around, valid = self.cross_attention, self.cross_residual, context.memory_valid
-            return stack_pass.attend("cross", attention, around, x, memory, memory_valid=valid, **inputs)
+            source = {"memory_valid": context.memory_valid, "memory_marks": context.memory_marks}
+            return stack_pass.attend("cross", self.cross_attention, self.cross_residual, x, memory, **source, **inputs)
 
         return [
             SubLayer(attend_target, (self.self_attention, self.self_residual)),
@@ -320,15 +337,24 @@ class DecoderLayer(nn.Module):
         ]
 
     def step(
-        self, x: Stream, state: State, stack_pass: StackPass, *, need_weights: bool
+        self, x: Stream, state: State, stack_pass: StackPass, *, need_weights: bool, marks: Tensor | None = None
     ) -> tuple[Stream, State, Tensor | None]:
-        """x (B, N, D), the newest token of each hypothesis; also returns the weights of the attention to the source."""
+        """x (B, N, D), the newest token of each hypothesis, and its marks (B, N), to x and the state after it.
+
+        Also returns the weights of the attention to the source.
+        """
         query = self.self_residual.before(x)
-        attended, self_state = self.self_attention.step(query, state["self"], carry=stack_pass.self_carry)
+        attended, self_state = self.self_attention.step(
+            query, state["self"], carry=stack_pass.self_carry, query_marks=marks
+        )
         stack_pass.self_carry = attended.carry
         x = self.self_residual.after(x, attended.output)
         attended, cross_state = self.cross_attention.step(
-            self.cross_residual.before(x), state["cross"], carry=stack_pass.cross_carry, need_weights=need_weights
+            self.cross_residual.before(x),
+            state["cross"],
+            carry=stack_pass.cross_carry,
+            need_weights=need_weights,
+            query_marks=marks,
         )
         stack_pass.cross_carry = attended.carry
         x = self.cross_residual.after(x, attended.output)

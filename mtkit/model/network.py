@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention import Attention, State, build
+from mtkit.attention.marks import marks_from, marks_of
 from mtkit.model.embedding import Embedding
 from mtkit.model.layers import Weights
 from mtkit.recipe import ModelSettings
+from mtkit.text.tokenizer import BREAK
 
 TOGETHER = 64
 """Hypotheses whose logits are computed at a time, at most, unless one segment has more."""
@@ -88,6 +90,8 @@ class Encoded:
     """The last layer's carry."""
     task: Tensor | None = None
     """(B,) the direction of each segment."""
+    marks: Tensor | None = None
+    """(B, S) the marks of the source, if an attention reads them."""
     losses: dict[str, Tensor] = field(default_factory=dict)
     log_prob: Tensor | None = None
     states: Any = None
@@ -123,6 +127,8 @@ class Network(nn.Module):
 
     has_weights: bool
     """Whether `step` can return the attention weights to the source."""
+    reads_marks: bool
+    """Whether an attention reads marks, so that they are computed."""
 
     def __init__(self, settings: ModelSettings, source: Embedding, target: Embedding) -> None:
         """`source` and `target` embed the tokens of the two sides."""
@@ -224,6 +230,23 @@ class Network(nn.Module):
         With `need_weights`, also the last layer's attention to the source, (B, N, S), averaged over the heads.
         """
         raise NotImplementedError
+
+    def marks(self, pieces: Tensor) -> Tensor | None:
+        """The marks of pieces (B, T), in which a break piece begins a sentence; None if no attention reads them."""
+        return marks_from(pieces == BREAK) if self.reads_marks else None
+
+    def first_sentence(self, segments: int, hypotheses: int) -> Tensor | None:
+        """The sentence number (B, N) of each hypothesis before its first piece, for `next_marks`."""
+        device = self.target_embedding.tokens.weight.device
+        return torch.zeros(segments, hypotheses, dtype=torch.long, device=device) if self.reads_marks else None
+
+    def next_marks(self, token: Tensor, sentence: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The sentence numbers (B, N) after pieces `token` (B, N), and the marks of these pieces; None if not read."""
+        if sentence is None:
+            return None, None
+        breaks = token == BREAK
+        sentence = sentence + breaks
+        return sentence, marks_of(sentence, breaks)
 
     def attentions(self) -> Iterator[tuple[str, Attention]]:
         """Every attention sub-layer with its name among the modules."""

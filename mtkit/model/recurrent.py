@@ -201,6 +201,7 @@ class Recurrent(Network):
         self.dropout = Dropout(settings.dropout)
         self.longest_source = min(settings.max_length, self.attention.longest or settings.max_length)
         self.has_weights = find(attention.name).weights
+        self.reads_marks = self.attention.reads_marks
 
     def encode(
         self,
@@ -212,7 +213,8 @@ class Recurrent(Network):
         weights: Weights | None = None,
     ) -> Encoded:
         annotations, last = self.encoder(self.source_embedding(source), source_valid, source_lengths)
-        return Encoded(annotations, source_valid, task=task, states=self._first(annotations, last))
+        states, marks = self._first(annotations, last), self.marks(source)
+        return Encoded(annotations, source_valid, task=task, marks=marks, states=states)
 
     def decode(
         self, encoded: Encoded, target_in: Tensor, target_valid: Tensor | None, weights: Weights | None = None
@@ -222,8 +224,9 @@ class Recurrent(Network):
         read: list[tuple[Tensor, Tensor]] = []
         rows: list[Tensor] = []
         wanted = weights is not None and "cross" in weights
-        for inputs in self.from_token(tokens).split(1, dim=1):  # the query is the previous state
-            previous, context, state, row = self._advanced(inputs, state, need_weights=wanted)
+        for token, inputs in zip(target_in.split(1, dim=1), self.from_token(tokens).split(1, dim=1), strict=True):
+            # the query is the previous state
+            previous, context, state, row = self._advanced(token, inputs, state, need_weights=wanted)
             rows += [] if row is None else [row]
             read.append((_top(state) if self.maxout is None else previous, context))
         if weights is not None and wanted:
@@ -232,18 +235,26 @@ class Recurrent(Network):
         return Output(self._hidden(tops, tokens, contexts))
 
     def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
+        segments = encoded.memory.shape[0]
         attention, _ = self.attention.start(
-            encoded.memory.shape[0], encoded.memory, encoded.valid, hypotheses=hypotheses, task=encoded.task
+            segments,
+            encoded.memory,
+            encoded.valid,
+            hypotheses=hypotheses,
+            task=encoded.task,
+            memory_marks=encoded.marks,
         )
         cells = [tuple(state[:, None].expand(-1, hypotheses, -1) for state in layer) for layer in encoded.states]
         shortlist = None if pieces is None else Shortlist(pieces, self.logits_of(pieces))
-        return {"cells": cells, "attention": attention, "shortlist": shortlist}
+        sentence = self.first_sentence(segments, hypotheses)
+        return {"cells": cells, "attention": attention, "shortlist": shortlist, "sentence": sentence}
 
     def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Logits, State, Tensor | None]:
         shortlist: Shortlist | None = state["shortlist"]
         token = token if shortlist is None else shortlist.pieces[token]
         embedded = self.target_embedding.at(token, 0)
-        previous, context, state, weights = self._advanced(self.from_token(embedded), state, need_weights=need_weights)
+        inputs = self.from_token(embedded)
+        previous, context, state, weights = self._advanced(token, inputs, state, need_weights=need_weights)
         hidden = self._hidden(_top(state) if self.maxout is None else previous, embedded, context)
         return self.next_logits(hidden, shortlist), state, None if weights is None else weights.mean(1)
 
@@ -256,21 +267,25 @@ class Recurrent(Network):
         return [layer.chunk(layer.shape[-1] // backward.shape[-1], -1) for layer in layers]
 
     def _advanced(
-        self, inputs: Tensor, state: State, *, need_weights: bool = False
+        self, token: Tensor, inputs: Tensor, state: State, *, need_weights: bool = False
     ) -> tuple[Tensor, Tensor, State, Tensor | None]:
         """The previous top state, the context that it attends to, the new state, and the attention weights.
 
-        inputs (B, N, P*D) is the token's part of the first unit's input.
+        token (B, N) is the newest piece, inputs (B, N, P*D) its part of the first unit's input.
         """
         previous = _top(state)
-        attended, attention = self.attention.step(previous, state["attention"], need_weights=need_weights)
+        sentence, marks = self.next_marks(token, state["sentence"])
+        attended, attention = self.attention.step(
+            previous, state["attention"], need_weights=need_weights, query_marks=marks
+        )
         inputs = inputs + self.from_context(attended.output)
         cells: list[CellState] = []
         for number, (cell, old) in enumerate(zip(self.cells, state["cells"], strict=True)):
             if number:
                 inputs = self.from_below[number - 1](self.dropout(cells[-1][0]))
             cells.append(cell(inputs, old))
-        return previous, attended.output, {**state, "cells": cells, "attention": attention}, attended.weights
+        after = {**state, "cells": cells, "attention": attention, "sentence": sentence}
+        return previous, attended.output, after, attended.weights
 
     def _hidden(self, top: Tensor, token: Tensor, context: Tensor) -> Tensor:
         """The decoder's output (B, T, D) from top states, token vectors and contexts (B, T, D) each."""

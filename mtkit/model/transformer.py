@@ -59,6 +59,7 @@ class Transformer(Network):
         self.longest_source = min([longest, *(sublayer.longest for sublayer in (*encoder, *cross) if sublayer.longest)])
         self.longest_target = min([longest, *(sublayer.longest for sublayer in decoder if sublayer.longest)])
         self.has_weights = find(attention["cross"][-1].name).weights
+        self.reads_marks = any(sublayer.reads_marks for sublayer in (*encoder, *decoder, *cross))
 
     def encode(
         self,
@@ -70,28 +71,32 @@ class Transformer(Network):
         weights: Weights | None = None,
     ) -> Encoded:
         encoded = None if weights is not None else encoded_in_parts(self._encode, source, source_valid, task)
-        return encoded or self._encode(source, source_valid, task, weights)
+        encoded = encoded or self._encode(source, source_valid, task, weights)
+        encoded.marks = self.marks(source)
+        return encoded
 
     def _encode(
         self, source: Tensor, source_valid: Tensor | None, task: Tensor | None, weights: Weights | None = None
     ) -> Encoded:
-        x, stack_pass = self.source_embedding(source), StackPass(weights=weights)
+        x, stack_pass, marks = self.source_embedding(source), StackPass(weights=weights), self.marks(source)
         layers = [cast(EncoderLayer, layer) for layer in self.encoder]
         if self._runs_reversibly(weights):
-            sublayers = [part for layer in layers for part in layer.sublayers(source_valid, task)]
+            sublayers = [part for layer in layers for part in layer.sublayers(source_valid, task, marks)]
             stream = run_reversibly(sublayers, x, stack_pass)
         else:
             stream = to_stream(x, self.settings)
             for layer in layers:
-                stream = layer(stream, stack_pass, valid=source_valid, task=task)
+                stream = layer(stream, stack_pass, valid=source_valid, task=task, marks=marks)
         memory = self.encoder_norm(from_stream(stream))
-        return Encoded(memory, source_valid, stack_pass.self_carry, task, stack_pass.losses or {}, stack_pass.log_prob)
+        losses, log_prob = stack_pass.losses or {}, stack_pass.log_prob
+        return Encoded(memory, source_valid, stack_pass.self_carry, task, losses=losses, log_prob=log_prob)
 
     def decode(
         self, encoded: Encoded, target_in: Tensor, target_valid: Tensor | None, weights: Weights | None = None
     ) -> Output:
         stack_pass = StackPass(losses=encoded.losses, log_prob=encoded.log_prob, weights=weights)
-        context = Context(encoded.memory, encoded.valid, encoded.carry, target_valid, encoded.task)
+        marks = self.marks(target_in), encoded.marks
+        context = Context(encoded.memory, encoded.valid, encoded.carry, target_valid, encoded.task, *marks)
         x = self.target_embedding(target_in)
         if self._runs_reversibly(weights):
             sublayers = [part for layer in self._decoder_layers for part in layer.sublayers(context)]
@@ -105,7 +110,8 @@ class Transformer(Network):
     def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
         batch_size, self_carry, cross_carry = encoded.memory.shape[0], None, None
         shortlist = None if pieces is None else Shortlist(pieces, self.logits_of(pieces))
-        state: State = {"position": 0, "shortlist": shortlist}
+        sentence = self.first_sentence(batch_size, hypotheses)
+        state: State = {"position": 0, "shortlist": shortlist, "sentence": sentence}
         for number, layer in enumerate(self._decoder_layers):
             self_state, self_carry = layer.self_attention.start(
                 batch_size,
@@ -122,6 +128,7 @@ class Transformer(Network):
                 carry=cross_carry,
                 memory_carry=encoded.carry,
                 task=encoded.task,
+                memory_marks=encoded.marks,
             )
             state[f"layer{number}"] = {"self": self_state, "cross": cross_state}
         return state
@@ -131,12 +138,13 @@ class Transformer(Network):
         shortlist: Shortlist | None = state["shortlist"]
         token = token if shortlist is None else shortlist.pieces[token]
         x = to_stream(self.target_embedding.at(token, state["position"]), self.settings)
-        after: State = {"position": state["position"] + 1, "shortlist": shortlist}
+        sentence, marks = self.next_marks(token, state["sentence"])
+        after: State = {"position": state["position"] + 1, "shortlist": shortlist, "sentence": sentence}
         last = len(self.decoder) - 1
         for number, layer in enumerate(self._decoder_layers):
             name = f"layer{number}"
             x, after[name], weights = layer.step(
-                x, state[name], stack_pass, need_weights=need_weights and number == last
+                x, state[name], stack_pass, need_weights=need_weights and number == last, marks=marks
             )
         logits = self.next_logits(self.decoder_norm(from_stream(x)), shortlist)
         return logits, after, None if weights is None else weights.mean(1)

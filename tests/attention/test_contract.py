@@ -43,14 +43,16 @@ def test_every_argument_reaches_the_mechanism_under_its_name() -> None:
     query, memory, task = torch.zeros(2, 3, 8), torch.zeros(2, 4, 8), torch.zeros(2, dtype=torch.long)
     query_valid, memory_valid = (torch.ones(x.shape[:2], dtype=torch.bool) for x in (query, memory))
     given = {"carry": "below", "memory_carry": "encoder", "task": task}
-    noting(query, memory, query_valid=query_valid, memory_valid=memory_valid, need_weights=True, **given)
-    noting.start(2, memory, memory_valid, hypotheses=3, **given)
-    noting.step(query, {}, carry="below", need_weights=True)
+    marks = {"query_marks": query_valid.long(), "memory_marks": memory_valid.long()}
+    noting(query, memory, query_valid=query_valid, memory_valid=memory_valid, need_weights=True, **given, **marks)
+    noting.start(2, memory, memory_valid, hypotheses=3, memory_marks=marks["memory_marks"], **given)
+    noting.step(query, {}, carry="below", need_weights=True, query_marks=marks["query_marks"])
     attend, begin, advance = (vars(each) for each in noting.noted)
     masks = {"query_valid": query_valid, "memory_valid": memory_valid}
-    assert attend == {"query": query, "memory": memory, **masks, **given, "need_weights": True}
-    assert begin == {"batch_size": 2, "memory": memory, "memory_valid": memory_valid, "hypotheses": 3, **given}
-    assert advance == vars(Inputs(query, carry="below", need_weights=True))
+    assert attend == {"query": query, "memory": memory, **masks, **given, **marks, "need_weights": True}
+    source = {"memory": memory, "memory_valid": memory_valid, "memory_marks": marks["memory_marks"]}
+    assert begin == {"batch_size": 2, **source, "hypotheses": 3, **given}
+    assert advance == vars(Inputs(query, carry="below", need_weights=True, query_marks=marks["query_marks"]))
 
 
 def test_the_context_is_the_memory_and_in_the_self_roles_the_query() -> None:

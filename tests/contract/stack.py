@@ -30,10 +30,14 @@ class Stack(nn.Module):
         query_valid: Tensor | None = None,
         memory_valid: Tensor | None = None,
         task: Tensor | None = None,
+        query_marks: Tensor | None = None,
+        memory_marks: Tensor | None = None,
         form: str = "forward",
     ) -> Tensor:
         """(B, T, D) of the last, from query (B, T, D) and memory (B, S, M); `form` is `forward` or `naive`."""
-        return self.attend(query, memory, query_valid=query_valid, memory_valid=memory_valid, task=task, form=form)[0]
+        marks = {"query_marks": query_marks, "memory_marks": memory_marks}
+        masks = {"query_valid": query_valid, "memory_valid": memory_valid}
+        return self.attend(query, memory, task=task, form=form, **masks, **marks)[0]
 
     def attend(self, query: Tensor, memory: Tensor | None = None, *, form: str = "forward", **given: Any) -> Any:
         """The output, what the last layer carries, and the log-probabilities (B,) of what layers sampled."""
@@ -53,29 +57,30 @@ class Stack(nn.Module):
         memory_valid: Tensor | None = None,
         hypotheses: int = 1,
         task: Tensor | None = None,
+        memory_marks: Tensor | None = None,
     ) -> State:
         """The states of all layers, in a state that `reorder` works on."""
-        states, carry = [], None
+        states, carry, given = [], None, {"hypotheses": hypotheses, "task": task, "memory_marks": memory_marks}
         for layer in self.layers:
-            state, carry = layer.start(batch_size, memory, memory_valid, hypotheses=hypotheses, carry=carry, task=task)
+            state, carry = layer.start(batch_size, memory, memory_valid, carry=carry, **given)
             states.append(state)
         return {"layers": states}
 
-    def step(self, query: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, query: Tensor, state: State, query_marks: Tensor | None = None) -> tuple[Tensor, State]:
         """(B, N, D) for the next position of N hypotheses, and the state after it."""
         output, states, carry = None, [], None
         for layer, before in zip(self.layers, state["layers"], strict=True):
             query = query if output is None else between(query, output)
-            attended, after = layer.step(query, before, carry=carry)
+            attended, after = layer.step(query, before, carry=carry, query_marks=query_marks)
             output, carry = attended.output, attended.carry
             states.append(after)
         return output, {"layers": states}
 
-    def walk(self, query: Tensor, state: State) -> tuple[Tensor, State]:
-        """(B, N, T, D) from T steps over query (B, N, T, D), and the state after them."""
+    def walk(self, query: Tensor, state: State, query_marks: Tensor | None = None) -> tuple[Tensor, State]:
+        """(B, N, T, D) from T steps over query (B, N, T, D) with marks (B, N, T), and the state after them."""
         outputs = []
-        for token in query.unbind(2):
-            output, state = self.step(token, state)
+        for position, token in enumerate(query.unbind(2)):
+            output, state = self.step(token, state, None if query_marks is None else query_marks[:, :, position])
             outputs.append(output)
         return torch.stack(outputs, dim=2), state
 

@@ -122,7 +122,8 @@ def test_one_source_token_is_the_context_of_every_step() -> None:
     state = net.start(net.encode(source[:, :1]))
     only = net.attention.out_proj(net.attention.v_proj(net.encode(source[:, :1]).memory))
     for position in range(3):
-        _, context, state, _ = net._advanced(net.from_token(net.target_embedding(target[:, position, None])), state)
+        token = target[:, position, None]
+        _, context, state, _ = net._advanced(token, net.from_token(net.target_embedding(token)), state)
         torch.testing.assert_close(context, only, atol=1e-6, rtol=0)
 
 
