@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Site
+from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.options import Natural
 from mtkit.attention.slots import Positions
 
@@ -106,7 +106,7 @@ class Shaw(Positions):
         return by_distance @ self.value_table.type_as(weights)
 
     @torch.no_grad()
-    def learned_numbers(self) -> dict[str, Tensor]:
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
         """Return the vectors' norms by distance."""
         tables = {"key vector norm": self.keys, "value vector norm": self.value_table}
         return {f"{name} by distance": table.norm(dim=-1).unsqueeze(0) for name, table in tables.items()}

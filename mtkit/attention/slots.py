@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Site
+from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.options import refused
 from mtkit.errors import MtkitError
 
@@ -54,7 +54,7 @@ class Slot(nn.Module):
     def after_update(self, update: int, total_updates: int) -> None:
         """Called after each optimiser update by the attention that owns the slot."""
 
-    def learned_numbers(self) -> dict[str, Tensor]:
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
         """Return learned numbers by name, as `Attention.learned_numbers` does."""
         return {}
 
@@ -152,12 +152,15 @@ class Merge(Slot):
     `width` is the width of one head's output.
     """
 
+    reads_query: ClassVar[bool] = False
+    """Whether the result depends on the query."""
+
     def __init__(self, site: Site, width: int) -> None:
         super().__init__(site)
         self.width = width
 
-    def forward(self, heads: Tensor) -> Tensor:
-        """Map (B, H, T, V) to (B, T, H*V)."""
+    def forward(self, heads: Tensor, query: Tensor) -> Tensor:
+        """Map (B, H, T, V) to (B, T, H*V); query: the vectors that the queries are projected from, B * T of them."""
         raise NotImplementedError
 
 

@@ -107,7 +107,7 @@ class FeatureAttention(HeadAttention):
                     q, k, v, self.features_of, parameters=parameters, valid=valid, chunk=PART, **guards
                 )
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.merge_heads(F.dropout(heads, self.dropout)), losses=losses)
+        return Attended(self.merge_heads(F.dropout(heads, self.dropout), query), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Sums over no tokens; in the cross role those over the source, shared by all hypotheses."""
@@ -131,7 +131,7 @@ class FeatureAttention(HeadAttention):
         if "shared" in state:
             phi_q = self._features(self.queries(query)).features
             guards = self._guards(lambda: state["shared"]["keys"])
-            return Attended(self.merge_heads(read(phi_q, state["shared"]["sums"], like=query, **guards))), state
+            return Attended(self.merge_heads(read(phi_q, state["shared"]["sums"], like=query, **guards), query)), state
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         here = torch.full((1,), state["count"], device=query.device)
         phi_q = self._features(self.queries(rows, here)).features
@@ -140,7 +140,7 @@ class FeatureAttention(HeadAttention):
         sums, gates = state["sums"].flatten(0, 1), self.gates_of(rows)
         guards = self._guards(lambda: _one_more(state["keys"].flatten(0, 1), gates))
         heads, _ = attend_next(phi_q, phi_k, v, sums, top, gates=gates, **guards)
-        output = self.merge_heads(heads).squeeze(1).unflatten(0, query.shape[:2])
+        output = self.merge_heads(heads, query).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), {**state, "count": state["count"] + 1}
 
     @packing
@@ -172,7 +172,9 @@ class FeatureAttention(HeadAttention):
             largest = scales.masked_fill(~visible, nowhere(scales)).amax(-1, keepdim=True)
             floor = floor * (largest if own.scale is None else own.scale + largest).exp()
         weights = similarity / guarded(similarity.sum(-1, keepdim=True), self.eps, floor)
-        return Attended(self.merge_heads(torch.einsum("bhts,bhsv->bhtv", weights, expand_heads(v, self.site.heads))))
+        return Attended(
+            self.merge_heads(torch.einsum("bhts,bhsv->bhtv", weights, expand_heads(v, self.site.heads)), inputs.query)
+        )
 
     def _guards(self, keys: Callable[[], Tensor]) -> dict[str, Any]:
         """The guards of the denominators, for the number of keys in each, (B or 1, G or 1, T or 1, 1)."""

@@ -96,15 +96,24 @@ class HeadAttention(Attention):
         weight, bias = torch.cat([linear.weight for linear in maps]), torch.cat([linear.bias for linear in maps])
         return F.linear(tokens, weight, bias).split([linear.out_features for linear in maps], dim=-1)
 
-    def merge_heads(self, heads: Tensor) -> Tensor:
-        """The output (B, T, D) of the layer from the heads' outputs (B, H, T, V)."""
-        output: Tensor = self.out_proj(self.merged(heads))
+    def merge_heads(self, heads: Tensor, query: Tensor) -> Tensor:
+        """The output (B, T, D) of the layer from the heads' outputs (B, H, T, V).
+
+        query: the vectors that the queries are projected from, B * T of them in the same order: (B, T, D), or (B, N, D)
+        in a step whose heads are (B*N, H, 1, V).
+        """
+        output: Tensor = self.out_proj(self.merged(heads, query))
         return output
 
-    def merged(self, heads: Tensor) -> Tensor:
-        """One vector (B, T, H*V) from the outputs of the heads (B, H, T, V)."""
-        merged: Tensor = self.merge(heads) if self.merge is not None else heads.transpose(1, 2).flatten(2)
+    def merged(self, heads: Tensor, query: Tensor) -> Tensor:
+        """One vector (B, T, H*V) from the outputs of the heads (B, H, T, V); query as in `merge_heads`."""
+        merged: Tensor = self.merge(heads, query) if self.merge is not None else heads.transpose(1, 2).flatten(2)
         return merged
+
+    @property
+    def merge_reads_query(self) -> bool:
+        """Whether outputs depend on the query because the merge reads it."""
+        return self.merge is not None and self.merge.reads_query
 
     def losses(
         self,
@@ -142,7 +151,7 @@ class HeadAttention(Attention):
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
         """Return what the slots have learned; an override adds its own."""
         slots = [part for part in self.children() if isinstance(part, Slot)]
-        return {name: value for slot in slots for name, value in slot.learned_numbers().items()}
+        return {name: value for slot in slots for name, value in slot.learned_numbers(inputs).items()}
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the projections of `full`, converted by the projection where shapes differ."""

@@ -248,7 +248,7 @@ class PatternAttention(HeadAttention):
         heads, weights = self.attended(q, k, v, valid=valid, need_weights=inputs.need_weights)
         read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
         losses = self.losses(heads, v, read[0], inputs.query_valid, inputs.memory_valid, read[1])
-        return Attended(self.merge_heads(heads), weights=weights, losses=losses)
+        return Attended(self.merge_heads(heads, inputs.query), weights=weights, losses=losses)
 
     def weights_to_regularize(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """The weights (B, h, T, S) of the `weighed_heads`, and a mask of the keys that these see."""
@@ -286,7 +286,7 @@ class PatternAttention(HeadAttention):
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token of each hypothesis reads only the keys of its pattern."""
         heads, weights, state = self.heads_of_step(inputs.query, state, inputs.need_weights)
-        return Attended(self.merge_heads(heads.transpose(1, 2)), weights=weights), state
+        return Attended(self.merge_heads(heads.transpose(1, 2), inputs.query), weights=weights), state
 
     def heads_of_step(
         self, query: Tensor, state: State, need_weights: bool = False
@@ -317,7 +317,7 @@ class PatternAttention(HeadAttention):
         valid = inputs.context_valid
         q = self.queries(inputs.query)
         heads, weights = dense_attend(q, k, v, self._visible(q, k, valid), self.scale, self.by_position)
-        return Attended(self.merge_heads(heads), weights=weights)
+        return Attended(self.merge_heads(heads, inputs.query), weights=weights)
 
     def _visible(self, q: Tensor, k: Tensor, valid: Tensor | None) -> Tensor:
         """Which keys each query sees, broadcastable to (B, H, T, S)."""

@@ -178,7 +178,7 @@ class ScoreAttention(HeadAttention):
         heads, weights, carried = self.attended(pairs, carry, weighing)
         weighed = weights if read is None else read
         losses = self.losses(heads, pairs.values, weighed, inputs.query_valid, inputs.memory_valid, self.shown(pairs))
-        return Attended(self.merge_heads(heads), carried, weights if need_weights else None, losses)
+        return Attended(self.merge_heads(heads, inputs.query), carried, weights if need_weights else None, losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty cache; in the cross role the columns of the source, shared by all hypotheses."""
@@ -195,7 +195,7 @@ class ScoreAttention(HeadAttention):
         heads, weights, carried = self.attended(pairs, carry, inputs.need_weights)
         heads = by_hypotheses(heads, pairs.hypotheses)
         weights = None if weights is None or not inputs.need_weights else by_hypotheses(weights, pairs.hypotheses)
-        return Attended(self.merge_heads(heads), carried, weights), state
+        return Attended(self.merge_heads(heads, inputs.query), carried, weights), state
 
     def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
         """The pairs of a step with query (B, N, D), and their state: the one given with the newest tokens added."""

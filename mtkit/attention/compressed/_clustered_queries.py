@@ -58,7 +58,7 @@ class ClusteredQueries(HeadAttention):
         """Attend through the clusters of real tokens; padding is in no cluster."""
         q, k, v = self.exact_queries_keys_values(inputs.query)
         heads = self.attended(q, k, v, inputs.query_valid)
-        return Attended(self.merge_heads(heads), losses=self.losses(heads, v, None, inputs.query_valid))
+        return Attended(self.merge_heads(heads, inputs.query), losses=self.losses(heads, v, None, inputs.query_valid))
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         """Return the heads' outputs (B, H, T, V); q and k are at least float32."""
@@ -94,7 +94,7 @@ class ClusteredQueries(HeadAttention):
                     mean = torch.stack([q[b, h, j] for j in range(length) if groups[j] == group]).mean(0)
                     row[i] = self.weights_of(q[b, h, i], mean, k[b, h, :length]) @ v[b, h, :length]
                 rows.append(torch.stack(row))
-        return Attended(self.merge_heads(torch.stack(rows).unflatten(0, (len(query), -1))))
+        return Attended(self.merge_heads(torch.stack(rows).unflatten(0, (len(query), -1)), query))
 
 
 class HammingClusters(nn.Module):

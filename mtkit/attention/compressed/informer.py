@@ -84,7 +84,7 @@ class Informer(HeadAttention):
             heads, _ = attend(rows_at(q, place.unsqueeze(2)).squeeze(2).type_as(v), k.type_as(v), v, **how)
             rows, others = _spread_active(heads, active), _mean(v, query_valid)
         heads = torch.where(active.unsqueeze(-1), rows, expand_heads(others, self.site.heads).type_as(v))
-        return Attended(self.merge_heads(heads), losses=self.losses(heads, v, None, query_valid))
+        return Attended(self.merge_heads(heads, inputs.query), losses=self.losses(heads, v, None, query_valid))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         like = self.q_proj.weight
@@ -110,7 +110,7 @@ class Informer(HeadAttention):
             heads = others.repeat_interleave(self.site.heads // others.shape[2], dim=2)
             heads = self._attend_active(q, state, active, heads)
         state["past"] = append(past, measures=measure)
-        return Attended(self.merge_heads(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2), query)), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -136,7 +136,7 @@ class Informer(HeadAttention):
                     uniform = torch.full_like(weights, 1 / keys)
                     row[j] = (weights if larger_before < self.samples.most(keys) else uniform) @ v[b, h, :keys]
                 rows.append(torch.stack(row))
-        return Attended(self.merge_heads(torch.stack(rows).unflatten(0, (len(query), -1))))
+        return Attended(self.merge_heads(torch.stack(rows).unflatten(0, (len(query), -1)), query))
 
     def _active(self, q: Tensor, k: Tensor, valid: Tensor | None) -> Tensor:
         """Return whether each query attends, (B, H, T); False at padding."""

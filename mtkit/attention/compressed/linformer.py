@@ -65,7 +65,7 @@ class Linformer(HeadAttention):
             dropout=self.dropout,
         )
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.merge_heads(heads), carry=self._carried(key_slots), losses=losses)
+        return Attended(self.merge_heads(heads, inputs.query), carry=self._carried(key_slots), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         assert inputs.memory is not None  # the cross role is the only one that steps
@@ -77,7 +77,7 @@ class Linformer(HeadAttention):
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         q = self.queries(inputs.query).transpose(1, 2)  # (B, N, H, K)
         heads, _ = attend_step(q, state["shared"]["keys"], state["shared"]["values"], scale=self.scale)
-        return Attended(self.merge_heads(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2), inputs.query)), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -94,7 +94,7 @@ class Linformer(HeadAttention):
                 mixed.append(torch.stack(parts).sum(0))
             weights = safe_softmax(q @ mixed[0].transpose(-1, -2) * self.scale, None)
             heads.append(weights @ mixed[1])
-        return Attended(self.merge_heads(torch.stack(heads, dim=1)), carry=self._carried(e))
+        return Attended(self.merge_heads(torch.stack(heads, dim=1), inputs.query), carry=self._carried(e))
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:

@@ -116,12 +116,12 @@ class Luna(HeadAttention):
             packed = self._memory(len(query), inputs.carry, inputs.memory_carry)
             heads, v = self._causal(query, packed)
             losses = self.losses(heads, v, None, inputs.query_valid)
-            return Attended(self.merge_heads(heads), carry=self._carried(packed), losses=losses)
+            return Attended(self.merge_heads(heads, query), carry=self._carried(packed), losses=losses)
         k, v = self.keys_values(inputs.context)
         packed, keys, values, seen = self._packed(inputs, k, v)
         heads, _ = attend(self.queries(query), keys, values, scale=self.scale, valid=seen, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.merge_heads(heads), carry=self._carried(packed), losses=losses)
+        return Attended(self.merge_heads(heads, query), carry=self._carried(packed), losses=losses)
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ class Luna(HeadAttention):
             q, seen = self.queries(query).transpose(1, 2), shared["seen"]
             visible = None if seen is None else seen[:, None, None, :]
             heads, _ = attend_step(q, shared["keys"], shared["values"], scale=self.scale, visible=visible)
-            return Attended(self.merge_heads(heads.transpose(1, 2))), state
+            return Attended(self.merge_heads(heads.transpose(1, 2), query)), state
         q, k, v, a = (x.transpose(1, 2) for x in self._tokens(query, state["shared"]["asks"]))  # each (B, N, H, ...)
         with torch.autocast(query.device.type, enabled=False):
             a = a.unsqueeze(-1)
@@ -162,7 +162,7 @@ class Luna(HeadAttention):
             keys, values, count = state["keys"], state["values"], state["count"]
             weights = (keys @ (q * (self.scale / count)).unsqueeze(-1)).squeeze(-1).softmax(-1)
             heads = (weights.unsqueeze(-2) @ values).squeeze(-2) / count
-        output = self.merge_heads(heads.transpose(1, 2).type_as(query))
+        output = self.merge_heads(heads.transpose(1, 2).type_as(query), query)
         return Attended(output), state
 
     @packing
@@ -177,14 +177,14 @@ class Luna(HeadAttention):
                 factor = self.scale / (position + 1)
                 weights = (q[:, :, -1:] @ (k.transpose(-1, -2) @ a) * factor).softmax(-1)  # (B, H, 1, l)
                 outputs.append(weights @ (a.transpose(-1, -2) @ v) / (position + 1))
-            return Attended(self.merge_heads(torch.cat(outputs, 2).type_as(query)), carry=self._carried(packed))
+            return Attended(self.merge_heads(torch.cat(outputs, 2).type_as(query), query), carry=self._carried(packed))
         context, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(context)
         rows = _softmax_attention(self._heads("packed_q_proj", packed), k, v, self.scale, valid)
         packed, keys, values = self._unpacked_rows(packed, rows)
         seen = self._seen(packed, context, valid)
         heads = _softmax_attention(self.queries(query), keys, values, self.scale, seen)
-        return Attended(self.merge_heads(heads), carry=self._carried(packed))
+        return Attended(self.merge_heads(heads, query), carry=self._carried(packed))
 
     def keys_values(self, memory: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Map (B, S, D) to keys and values (B, H, S, K), the same tensor if they are tied."""

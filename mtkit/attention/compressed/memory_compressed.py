@@ -90,7 +90,7 @@ class MemoryCompressed(HeadAttention):
             mask = None if valid is None else spans_valid(valid, self.spans)
             heads, _ = attend(q, keys, values, scale=self.scale, valid=mask, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.merge_heads(heads), losses=losses)
+        return Attended(self.merge_heads(heads, inputs.query), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         memory_valid = inputs.memory_valid
@@ -121,7 +121,7 @@ class MemoryCompressed(HeadAttention):
                 state["spans"] = append(state["spans"], keys=k, values=v)
             keys, values = (written(state["spans"], name) for name in ("keys", "values"))
         heads, _ = attend_step(q, keys, values, scale=self.scale, visible=visible)
-        return Attended(self.merge_heads(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2), query)), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -151,7 +151,7 @@ class MemoryCompressed(HeadAttention):
                 strict=True,
             )
         ]
-        return Attended(self.merge_heads(torch.stack(heads, dim=1)))
+        return Attended(self.merge_heads(torch.stack(heads, dim=1), inputs.query))
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:

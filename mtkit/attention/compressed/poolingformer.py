@@ -117,7 +117,7 @@ class Poolingformer(PatternAttention):
         hidden = None if query_valid is None or self.site.causal else ~spans_valid(query_valid, self.spans)
         heads = attend_listed(q, keys, values, None, lists, missing=hidden, scale=second.scale, dropout=self.dropout)
         losses = {name: loss + first.losses[name] for name, loss in second.losses(heads, v, None, query_valid).items()}
-        return Attended(y + second.merge_heads(heads), losses=losses)
+        return Attended(y + second.merge_heads(heads, y), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         state, _ = super().begin(inputs)
@@ -129,7 +129,7 @@ class Poolingformer(PatternAttention):
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         second, t = self.pooled, state["count"]
         heads, _, state = self.heads_of_step(inputs.query, state)
-        y = self.merge_heads(heads.transpose(1, 2))
+        y = self.merge_heads(heads.transpose(1, 2), inputs.query)
         rows = y.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         q, k, v = (x.squeeze(2).unflatten(0, inputs.query.shape[:2]) for x in second.queries_keys_values(rows))
         spans = append_row(state["pooled"], self.spans, self.pools, window=self.most, keys=k, values=v)
@@ -140,7 +140,7 @@ class Poolingformer(PatternAttention):
             heads, _ = attend_step(q, keys, values, scale=second.scale, visible=visible)
         else:
             heads = torch.zeros_like(heads)
-        z = second.merge_heads(heads.transpose(1, 2))
+        z = second.merge_heads(heads.transpose(1, 2), y)
         return Attended(y + z), {**state, "pooled": spans}
 
     @packing
@@ -163,7 +163,7 @@ class Poolingformer(PatternAttention):
         seen = (i - first <= self.pool_radius) & (last <= (i if self.site.causal else i + self.pool_radius))
         real = first < torch.tensor(lengths, device=y.device).view(-1, 1, 1, 1)
         weights = safe_softmax(scores_of(q, summaries[0], second.scale), seen & real)
-        return Attended(y + second.merge_heads(weighted(weights, summaries[1])))
+        return Attended(y + second.merge_heads(weighted(weights, summaries[1]), y))
 
     def _summary(self, rows: Tensor, middle: Tensor, taps: Tensor | None) -> Tensor:
         """Return the summary (G, K) of a span's real rows (G, n, K); middle: those from its middle on."""

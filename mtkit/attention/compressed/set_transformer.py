@@ -81,7 +81,7 @@ class SetTransformer(HeadAttention):
             keys, values, has_read = self._points_read(k, v, valid)
             heads, _ = attend(q, keys, values, scale=self.scale, valid=has_read, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.merge_heads(heads), losses=losses)
+        return Attended(self.merge_heads(heads, inputs.query), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return what the points have read: nothing, or in the cross role the source, shared by all hypotheses."""
@@ -99,12 +99,12 @@ class SetTransformer(HeadAttention):
             heads, _ = attend_step(
                 q.transpose(1, 2), shared["keys"], shared["values"], scale=self.scale, visible=visible
             )
-            return Attended(self.merge_heads(heads.transpose(1, 2))), state
+            return Attended(self.merge_heads(heads.transpose(1, 2), inputs.query)), state
         k, v = self.keys_values(inputs.query)
         scores = scores_of(self._point_queries(), k, self.scale).movedim(3, 1).unsqueeze(-1)  # (B, N, H, m, 1)
         state = add_keys(state, scores, v.transpose(1, 2)[:, :, :, None, None])
         heads = self._read(state["mean"].movedim(1, 3), q)
-        return Attended(self.merge_heads(heads)), state
+        return Attended(self.merge_heads(heads, inputs.query)), state
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
@@ -129,7 +129,7 @@ class SetTransformer(HeadAttention):
             keys, values = self._keys_values_of(safe_softmax(scores, prefix[:, None, None]) @ v)
             weights = (q[:, :, i : i + 1] @ keys.transpose(-1, -2) * self.scale).softmax(-1)
             heads.append(weights @ values * prefix.any(1)[:, None, None, None])
-        return Attended(self.merge_heads(torch.cat(heads, 2)))
+        return Attended(self.merge_heads(torch.cat(heads, 2), inputs.query))
 
     def _point_queries(self) -> Tensor:
         """Return the queries (1, H, m, K) of the points."""

@@ -87,7 +87,7 @@ class Reformer(HeadAttention):
         query_valid = inputs.query_valid
         q, v, buckets = self._hashed(inputs.query, query_valid)
         heads = self._attend(q, v, replay_choice(buckets, self.lsh_buckets + 1), query_valid)
-        return Attended(self.merge_heads(heads), losses=self.losses(heads, v, None, query_valid))
+        return Attended(self.merge_heads(heads, inputs.query), losses=self.losses(heads, v, None, query_valid))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return empty caches, and the lists of each bucket's last 2 chunk positions, for (H * rounds) streams."""
@@ -113,7 +113,7 @@ class Reformer(HeadAttention):
         visible = (picks >= 0).unsqueeze(-2)
         weights = safe_softmax(q.unsqueeze(-2) @ keys.transpose(-1, -2), visible).type_as(v)
         heads = torch.where(visible.any(-1), (weights @ values).squeeze(-2), v)
-        return Attended(self.merge_heads(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2), query)), state
 
     def after_update(self, update: int, total_updates: int) -> None:
         super().after_update(update, total_updates)
@@ -141,7 +141,7 @@ class Reformer(HeadAttention):
         scores = (scores - times.clamp(min=1).to(scores.dtype).log()).masked_fill(~together, float("-inf"))
         z = scores.logsumexp(-1, keepdim=True)
         outputs = scores.softmax(-1) @ v.unsqueeze(2)  # (B, H, rounds, T, V)
-        return Attended(self.merge_heads(((z - z.logsumexp(2, keepdim=True)).exp() * outputs).sum(2)))
+        return Attended(self.merge_heads(((z - z.logsumexp(2, keepdim=True)).exp() * outputs).sum(2), inputs.query))
 
     def _drawn(self, update: int) -> Tensor:
         """Return the rotations (H, rounds, K, buckets / 2) after that many updates."""

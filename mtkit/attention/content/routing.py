@@ -145,7 +145,7 @@ class Routing(HeadAttention):
             )
             heads = torch.cat([near.type_as(heads), heads], dim=1)
         losses |= self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.merge_heads(heads), losses=losses)
+        return Attended(self.merge_heads(heads, inputs.query), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return empty caches and lists; in the cross role each cluster's source keys, for all hypotheses."""
@@ -187,7 +187,7 @@ class Routing(HeadAttention):
         if self.local:
             near, _, state["near"] = self.near.step(state["near"], *self.near.of(*qkv, axis=2), scale=self.scale)
             heads = torch.cat([near, heads], dim=2)
-        return Attended(self.merge_heads(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2), query)), state
 
     def _step_over_source(self, query: Tensor, shared: State) -> Tensor:
         """Attend to the source keys of each query's cluster; (B, N, D)."""
@@ -200,7 +200,7 @@ class Routing(HeadAttention):
         visible = shared["valid"].take_along_dim(place, 2).transpose(1, 2)
         rows = self._normalized(q).transpose(1, 2)
         heads, _ = attend_step(rows, keys, values, scale=self.scale, visible=visible)
-        return self.merge_heads(heads.transpose(1, 2))
+        return self.merge_heads(heads.transpose(1, 2), query)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -222,7 +222,7 @@ class Routing(HeadAttention):
                     taken.append(mask.any(-1, keepdim=True))
                 heads.append(torch.stack(outputs).sum(0) / torch.stack(taken).sum(0).clamp(min=1))
             segments.append(torch.stack(heads))
-        return Attended(self.merge_heads(torch.stack(segments)))
+        return Attended(self.merge_heads(torch.stack(segments), inputs.query))
 
     def _seen(self, head: int, xq: Tensor, xk: Tensor, length: int) -> list[dict[int, list[int]]]:
         """Return the keys of each query, {i: [j, ...]}, in one head of one segment; one map per cluster if balanced."""

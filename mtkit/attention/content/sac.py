@@ -121,7 +121,7 @@ class Sac(HeadAttention):
         heads = self._attend(self.queries(query), k, v, edges.targets)
         losses = self.losses(heads, v, None, query_valid, inputs.memory_valid)
         if not self.training:
-            return Attended(self.merge_heads(heads))
+            return Attended(self.merge_heads(heads, query))
         log_prob, entropy = (x if query_valid is None else x * query_valid[:, None] for x in edges[1:])
         if self.entropy:
             tokens = query.shape[0] * query.shape[1] if query_valid is None else query_valid.sum().clamp(min=1)
@@ -129,7 +129,7 @@ class Sac(HeadAttention):
         log_prob = log_prob.sum((1, 2))
         if self.weight != 1:  # scales only the gradient
             log_prob = log_prob.detach() + self.weight * (log_prob - log_prob.detach())
-        return Attended(self.merge_heads(heads), losses=losses, log_prob=log_prob)
+        return Attended(self.merge_heads(heads, query), losses=losses, log_prob=log_prob)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return empty keys, values and predictor inputs; in the cross role the source's, for all hypotheses."""
@@ -178,7 +178,7 @@ class Sac(HeadAttention):
             state = {**state, **dict(zip(("hidden", "cell"), after, strict=True))}
         q = self.queries(rows, here if self.positions is not None else None)
         heads = self._attend(q, held["keys"], held["values"], targets, here)
-        return Attended(self.merge_heads(by_hypotheses(heads, hypotheses))), state
+        return Attended(self.merge_heads(by_hypotheses(heads, hypotheses), query)), state
 
     def after_update(self, update: int, total_updates: int) -> None:
         super().after_update(update, total_updates)
@@ -211,7 +211,7 @@ class Sac(HeadAttention):
             heads.append(torch.stack(outputs))
             log_probs.append(log_prob)
         return Attended(
-            self.merge_heads(torch.stack(heads)), log_prob=torch.stack(log_probs) if self.training else None
+            self.merge_heads(torch.stack(heads), query), log_prob=torch.stack(log_probs) if self.training else None
         )
 
     def _noise_key(self) -> Tensor | None:

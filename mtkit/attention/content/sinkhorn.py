@@ -81,7 +81,7 @@ class Sinkhorn(BlockSorting):
             visible = torch.cat([filled, real.expand_as(filled)], dim=-1).unsqueeze(3)
         output = attend_beside(block_rows(q, size), keys, values, visible, scale=self.scale, dropout=self.dropout)
         output = output.flatten(2, 3)[:, :, :length]
-        return Attended(self.merge_heads(output), losses=self.losses(output, v, None, inputs.query_valid))
+        return Attended(self.merge_heads(output, query), losses=self.losses(output, v, None, inputs.query_valid))
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -94,7 +94,7 @@ class Sinkhorn(BlockSorting):
         others = (place == block.unsqueeze(-1)) & filled.unsqueeze(-2)
         near = visible_pairs(block == block.unsqueeze(-1), self.site.causal, real).expand(*others.shape[:3], -1)
         k, v = (torch.cat([x, expand_heads(each, self.site.heads)], 2) for x, each in ((keys, k), (values, v)))
-        return Attended(self.merge_heads(dense_attend(q, k, v, torch.cat([others, near], -1), self.scale)[0]))
+        return Attended(self.merge_heads(dense_attend(q, k, v, torch.cat([others, near], -1), self.scale)[0], query))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return an empty cache, and the sums for the scores of the next block."""
@@ -120,4 +120,4 @@ class Sinkhorn(BlockSorting):
             spread = [expand_heads(x.flatten(0, 1), self.site.heads).unflatten(0, leading) for x in near]
             near = [torch.cat([state["sorted"][name], x], dim=3) for name, x in zip(past, spread, strict=True)]
         heads, _ = attend_step(q, *near, scale=self.scale)
-        return Attended(self.merge_heads(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2), query)), state

@@ -65,7 +65,8 @@ class SinkhornSortcut(BlockSorting):
         q, keys, values = (x.unsqueeze(2) for x in (q, keys, values))  # one block of queries
         heads = attend_beside(q, keys, values, visible, scale=self.scale, dropout=self.dropout).squeeze(2)
         return Attended(
-            self.merge_heads(heads), losses=self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
+            self.merge_heads(heads, inputs.query),
+            losses=self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid),
         )
 
     @packing
@@ -77,7 +78,9 @@ class SinkhornSortcut(BlockSorting):
         k, v = self.keys_values(source)
         keys, values, filled = self.naive_sorted(source, q if inputs.memory is None else k, k, v, real)
         first = torch.arange(keys.shape[2], device=q.device) < self.sorted_blocks * self.block
-        return Attended(self.merge_heads(dense_attend(q, keys, values, (filled & first).unsqueeze(-2), self.scale)[0]))
+        return Attended(
+            self.merge_heads(dense_attend(q, keys, values, (filled & first).unsqueeze(-2), self.scale)[0], inputs.query)
+        )
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         memory = inputs.memory
@@ -91,7 +94,7 @@ class SinkhornSortcut(BlockSorting):
         visible = None if shared["filled"] is None else shared["filled"].unsqueeze(1)
         rows = self.queries(inputs.query).transpose(1, 2)
         heads, _ = attend_step(rows, shared["keys"], shared["values"], scale=self.scale, visible=visible)
-        return Attended(self.merge_heads(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2), inputs.query)), state
 
     def _sorted(
         self, source: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None

@@ -28,8 +28,8 @@ class Capsules(Merge):
         self.votes = nn.Parameter(torch.empty(site.heads, width, total))
         nn.init.xavier_uniform_(self.votes.view(total, total))
 
-    def forward(self, heads: Tensor) -> Tensor:
-        """Map (B, H, T, V) to (B, T, N * P)."""
+    def forward(self, heads: Tensor, query: Tensor | None = None) -> Tensor:
+        """Map (B, H, T, V) to (B, T, N * P); the query is not read."""
         with torch.autocast(heads.device.type, enabled=False):
             rows = upcast(heads).transpose(0, 1).flatten(1, 2)  # (H, R, V) of R = B T tokens
             votes = torch.bmm(upcast(self.votes).mT, rows.mT)  # (H, N * P, R): tokens last, so memory is contiguous

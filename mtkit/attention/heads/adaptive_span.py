@@ -102,7 +102,7 @@ class AdaptiveSpan(PatternAttention):
         parts = ramp * (scores - shown.amax(-1, keepdim=True).nan_to_num(neginf=0.0)).masked_fill(ramp == 0, 0.0).exp()
         weights = parts / parts.sum(-1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
         heads = outputs_of(weights, v, positions=slot, query_position=i, key_position=i)
-        return Attended(self.merge_heads(heads), weights=weights)
+        return Attended(self.merge_heads(heads, query), weights=weights)
 
 
 class _SpanRamp(Positions):
@@ -178,7 +178,7 @@ class _SpanRamp(Positions):
         return None if slot is None else slot.values(weights, query_position, key_position)
 
     @torch.no_grad()
-    def learned_numbers(self) -> dict[str, Tensor]:
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
         """Return the span of each head, in positions."""
         return {"span": self.lengths}
 

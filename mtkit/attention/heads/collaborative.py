@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Site
+from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.options import Null, OneOf, Positive
 from mtkit.attention.slots import Projection
 
@@ -64,7 +64,7 @@ class Collaborative(Projection):
         return self.shared, self.key_width, self.value_heads * self.value_width
 
     @torch.no_grad()
-    def learned_numbers(self) -> dict[str, Tensor]:
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
         """Return the weight of each shared channel in each head."""
         return {"channel mixing": self.mixing.clone()}
 

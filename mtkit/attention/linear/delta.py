@@ -100,7 +100,7 @@ class Delta(HeadAttention):
             writes = self._unmapped(inputs.memory, inputs.memory_valid)
             heads = read(self._reads(query), memory_after(writes, self.chunk, self._features))
         losses = self.losses(heads, writes.values, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.merge_heads(F.dropout(heads.type_as(query), self.dropout)), losses=losses)
+        return Attended(self.merge_heads(F.dropout(heads.type_as(query), self.dropout), query), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         if inputs.memory is not None:
@@ -113,14 +113,14 @@ class Delta(HeadAttention):
         query = inputs.query
         if "shared" in state:
             heads = read(self._reads(query), state["shared"]["sums"])
-            return Attended(self.merge_heads(heads.type_as(query))), state
+            return Attended(self.merge_heads(heads.type_as(query), query)), state
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         position = torch.full((1,), state["count"], device=query.device)
         write, sums = self._writes(rows, None, position), state["sums"].flatten(0, 1)
         with torch.autocast(query.device.type, enabled=False):
             sums.add_(write.keys.transpose(-1, -2) @ (write.beta * (write.values - write.keys @ sums)))
         heads = read(self._reads(rows, position), sums)
-        output = self.merge_heads(heads.type_as(query)).squeeze(1).unflatten(0, query.shape[:2])
+        output = self.merge_heads(heads.type_as(query), query).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), {"sums": state["sums"], "count": state["count"] + 1}
 
     @torch.no_grad()
@@ -145,8 +145,10 @@ class Delta(HeadAttention):
             if inputs.memory is None:
                 heads.append(torch.einsum("bhmv,bhm->bhv", expand_heads(sums, self.site.heads), q[:, :, j]))
         if inputs.memory is None:
-            return Attended(self.merge_heads(torch.stack(heads, dim=2)))
-        return Attended(self.merge_heads(torch.einsum("bhmv,bhtm->bhtv", expand_heads(sums, self.site.heads), q)))
+            return Attended(self.merge_heads(torch.stack(heads, dim=2), inputs.query))
+        return Attended(
+            self.merge_heads(torch.einsum("bhmv,bhtm->bhtv", expand_heads(sums, self.site.heads), q), inputs.query)
+        )
 
     # Features are computed without autocast: dpfp divides them by their sum, which can be too small for bfloat16.
 

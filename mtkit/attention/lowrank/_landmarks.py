@@ -66,7 +66,7 @@ class LandmarkAttention(HeadAttention):
         with torch.autocast(inputs.query.device.type, enabled=False):
             heads = self._heads(upcast(q), upcast(k), upcast(v), inputs.query_valid).type_as(v)
         losses = self.losses(heads, v, None, inputs.query_valid)
-        return Attended(self.merge_heads(F.dropout(heads, self.dropout)), losses=losses)
+        return Attended(self.merge_heads(F.dropout(heads, self.dropout), inputs.query), losses=losses)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -86,7 +86,7 @@ class LandmarkAttention(HeadAttention):
             extra = self.added_term(v)
             heads = heads if extra is None else heads + extra
             padded.append(F.pad(heads, (0, 0, 0, inputs.query.shape[1] - length)))
-        return Attended(self.merge_heads(torch.cat(padded)))
+        return Attended(self.merge_heads(torch.cat(padded), inputs.query))
 
     def _heads(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         if q.shape[2] <= self.landmarks:

@@ -94,7 +94,7 @@ class LowRankBand(HeadAttention):
         heads, weights = together(outputs, 1)
         visible = self._shown(query.shape[1], query.device) if self.regularizes_weights else None
         losses = self.losses(heads, v.transpose(1, 2), weights, inputs.query_valid, inputs.memory_valid, visible)
-        return Attended(self.merge_heads(heads), weights=weights if inputs.need_weights else None, losses=losses)
+        return Attended(self.merge_heads(heads, query), weights=weights if inputs.need_weights else None, losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         if inputs.memory is not None:
@@ -129,7 +129,7 @@ class LowRankBand(HeadAttention):
             outputs.append((heads, weights))
             caches.append(new_cache)
         all_heads, maps = together(outputs, 2)
-        attended = Attended(self.merge_heads(all_heads.transpose(1, 2)), weights=maps)
+        attended = Attended(self.merge_heads(all_heads.transpose(1, 2), query), weights=maps)
         return attended, {**state, "groups": caches, "count": state["count"] + 1}
 
     def _step_over_source(self, query: Tensor, shared: State, need_weights: bool) -> Attended:
@@ -138,7 +138,7 @@ class LowRankBand(HeadAttention):
         heads, weights = attend_step(
             q, shared["keys"], shared["values"], scale=self.rank**-0.5, visible=visible, need_weights=need_weights
         )
-        return Attended(self.merge_heads(heads.transpose(1, 2)), weights=weights)
+        return Attended(self.merge_heads(heads.transpose(1, 2), query), weights=weights)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -164,7 +164,7 @@ class LowRankBand(HeadAttention):
             maps.append(safe_softmax(scores, visible))
             heads.append(maps[-1] @ v[:, :, head])
             first += width
-        return Attended(self.merge_heads(torch.stack(heads, 1)), weights=torch.stack(maps, 1))
+        return Attended(self.merge_heads(torch.stack(heads, 1), inputs.query), weights=torch.stack(maps, 1))
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Load the weights of `full`; the scores of low-rank heads become the nearest ones of rank r."""

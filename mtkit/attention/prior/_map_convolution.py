@@ -117,7 +117,7 @@ class ConvolvedMaps(ScoreAttention):
 
         logits = self._map(self.scores(pairs), inputs.carry, convolve)
         weights = self.softmax(logits, pairs)
-        output = self.merge_heads(self.outputs(weights, pairs))
+        output = self.merge_heads(self.outputs(weights, pairs), inputs.query)
         return Attended(output, Carried(_zeroed(logits, hidden), kernel if self.share_conv else None), weights)
 
     def _map(self, scores: Tensor, carry: Carried | None, convolve: Convolve) -> Tensor:

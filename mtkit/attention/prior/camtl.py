@@ -109,7 +109,7 @@ class CaMtl(ScoreAttention):
             tasks = [0] * len(query) if inputs.task is None else inputs.task.tolist()
             logits = logits + torch.stack([self._naive_map(task, query.shape[1]) for task in tasks]).unsqueeze(1)
         weights = self.softmax(logits, pairs)
-        return Attended(self.merge_heads(self.outputs(weights, pairs)), weights=weights)
+        return Attended(self.merge_heads(self.outputs(weights, pairs), query), weights=weights)
 
     def _naive_map(self, task: int, length: int) -> Tensor:
         z = self.task_proj(self.task_embedding.weight[task])

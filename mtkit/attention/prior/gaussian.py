@@ -75,7 +75,7 @@ class Gaussian(ScoreAttention):
                 bell[:, i, j] = (-(F.softplus(self.raw_w) * (i - j) ** 2 - F.softplus(self.raw_b)).abs()).exp()[:, 0]
         weights = self.softmax(self.scores(pairs), pairs) * bell
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-        return Attended(self.merge_heads(self.outputs(weights, pairs)), weights=weights)
+        return Attended(self.merge_heads(self.outputs(weights, pairs), query), weights=weights)
 
 
 def _raw(value: float) -> float:

@@ -165,7 +165,7 @@ class HardCoded(HeadAttention):
     ) -> None:
         super().__init__(site)
         del self.q_proj, self.k_proj
-        self.reads_query = site.role != "cross"  # there, only the position matters
+        self.reads_query = site.role != "cross" or self.merge_reads_query  # there, else, only the position matters
         self.centres = _by_head(site, offsets)
         self.std, self.renormalise, self.ratio = std, renormalise, ratio or 1.0
         self.span = truncate * std * (1 + 1e-6)  # includes integer distances at the edge, whatever the rounding
@@ -194,7 +194,7 @@ class HardCoded(HeadAttention):
         weights = self._map(position, v, lengths) if needs_map else None
         losses = self.losses(heads, v, weights, inputs.query_valid, inputs.memory_valid)
         return Attended(
-            self.merge_heads(heads.type_as(v)), weights=weights if inputs.need_weights else None, losses=losses
+            self.merge_heads(heads.type_as(v), query), weights=weights if inputs.need_weights else None, losses=losses
         )
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
@@ -213,9 +213,9 @@ class HardCoded(HeadAttention):
         if self.site.role == "cross":
             state = {**state, "count": t + 1}
             v, lengths = state["shared"]["values"].transpose(1, 2), state["shared"]["lengths"]
-            output = self.merge_heads(self._near_in_source(v, lengths, position).type_as(query)).expand(
-                -1, hypotheses, -1
-            )
+            heads = self._near_in_source(v, lengths, position).type_as(query)
+            heads = heads.expand(-1, -1, hypotheses, -1) if self.merge_reads_query else heads
+            output = self.merge_heads(heads, query).expand(-1, hypotheses, -1)
             weights = self._map(position, v, lengths) if inputs.need_weights else None
         else:
             window = 1 - self._reach()[0]
@@ -226,7 +226,7 @@ class HardCoded(HeadAttention):
             with torch.autocast(query.device.type, enabled=False):
                 v = upcast(values).flatten(0, 1)
                 heads = weighted(row.unsqueeze(1).expand(len(v), -1, -1, -1), v)  # (B*N, H, 1, V)
-            output = self.merge_heads(heads.type_as(query)).view_as(query)
+            output = self.merge_heads(heads.type_as(query), query).view_as(query)
             weights = self._map(position, values[:, 0], position + 1, keys=t + 1) if inputs.need_weights else None
         return Attended(output, weights=None if weights is None else weights.expand(-1, -1, hypotheses, -1)), state
 
@@ -239,7 +239,7 @@ class HardCoded(HeadAttention):
     def naive(self, inputs: Inputs) -> Attended:
         v, valid = self._values(inputs.context), inputs.context_valid
         weights = self._map(torch.arange(inputs.query.shape[1], device=inputs.query.device), v, lengths_of(v, valid))
-        return Attended(self.merge_heads(weighted(weights, v)), weights=weights)
+        return Attended(self.merge_heads(weighted(weights, v), inputs.query), weights=weights)
 
     def _values(self, tokens: Tensor) -> Tensor:
         """Map (B, S, D) to (B, G, S, V)."""

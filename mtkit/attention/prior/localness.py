@@ -133,7 +133,7 @@ class Localness(ScoreAttention):
                     sigma = width / 2
                     bias[b, h, i] = -((pairs.key_position - centre) ** 2) / (2 * sigma**2)
         weights = self.softmax(logits + bias, pairs)
-        return Attended(self.merge_heads(self.outputs(weights, pairs)), weights=weights)
+        return Attended(self.merge_heads(self.outputs(weights, pairs), query), weights=weights)
 
 
 def _count(pairs: Pairs) -> Tensor | int:

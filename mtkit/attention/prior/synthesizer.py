@@ -71,7 +71,7 @@ class Synthesizer(ScoreAttention):
         if fixed and not set(names) & set(BY_POSITION):
             raise refused("fixed", fixed, f"be false if no part is {' or '.join(BY_POSITION)}")
         self.longest: int = (site.memory_length or site.max_length) if site.role == "cross" else site.max_length
-        self.reads_query = site.role != "cross" or not set(names) <= set(BY_POSITION)
+        self.reads_query = site.role != "cross" or self.merge_reads_query or not set(names) <= set(BY_POSITION)
         sizes = site.heads, site.max_length, self.longest
         inner = math.ceil(math.sqrt(self.longest)) if factor_a is None else factor_a
         if "factorized-dense" in names and inner > self.longest:

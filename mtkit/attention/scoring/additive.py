@@ -70,7 +70,7 @@ class Additive(ScoreAttention):
         pairs = self.pairs(inputs.query, inputs.memory, inputs.context_valid)
         hidden = torch.tanh(pairs.q.unsqueeze(3) + pairs.keys.unsqueeze(2))  # (B, H, T, S, A)
         weights = self.softmax(torch.einsum("bhtsa,ha->bhts", hidden, self.score_vector), pairs)
-        return Attended(self.merge_heads(self.outputs(weights, pairs)), weights=weights)
+        return Attended(self.merge_heads(self.outputs(weights, pairs), inputs.query), weights=weights)
 
 
 class _Scores(torch.autograd.Function):

@@ -155,7 +155,7 @@ class Full(ScoreAttention):
         if self.positions is not None:
             extra = self.positions.values(weights, i[:, 0], j)
             heads = heads if extra is None else heads + extra
-        return Attended(self.merge_heads(heads), weights=weights)
+        return Attended(self.merge_heads(heads, inputs.query), weights=weights)
 
 
 def _append_rows(state: State, k: Tensor, v: Tensor) -> State:

@@ -90,4 +90,4 @@ class NadarayaWatson(ScoreAttention):
         differences = pairs.q.unsqueeze(3) - k.unsqueeze(2)  # (B, H, T, S, K)
         scores = -(self.width[:, None, None] * differences).square().sum(-1) / 2
         weights = self.softmax(scores, pairs)
-        return Attended(self.merge_heads(self.outputs(weights, pairs)), weights=weights)
+        return Attended(self.merge_heads(self.outputs(weights, pairs), inputs.query), weights=weights)

@@ -44,7 +44,7 @@ class _LineAttention(HeadAttention):
         heads, _ = attend(
             q, k, v, scale=self.scale, causal=causal, valid=real, positions=self.positions, dropout=self.dropout
         )
-        return self.merge_heads(heads).view_as(x), self.losses(heads, v, None, real)
+        return self.merge_heads(heads, x.flatten(0, 1)).view_as(x), self.losses(heads, v, None, real)
 
     def newest(self, tokens: Tensor, place: int) -> list[Tensor]:
         """Return queries, keys and values (B, N, heads, K) of tokens (B, N, D), all at this place of a line."""
@@ -52,12 +52,15 @@ class _LineAttention(HeadAttention):
         rows = self.queries_keys_values(tokens.flatten(0, 1).unsqueeze(1), here)
         return [x.squeeze(2).unflatten(0, tokens.shape[:2]) for x in rows]
 
-    def at_the_end(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Return the output (B, N, D) of the last tokens q (B, N, H, K) of lines of L tokens, (B, N, G, L, K)."""
+    def at_the_end(self, x: Tensor, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Return the output (B, N, D) of the last tokens x (B, N, D) of lines of L tokens.
+
+        q (B, N, H, K); keys and values (B, N, G, L, K).
+        """
         heads, _ = attend_step(
             q, keys, values, scale=self.scale, positions=self.positions, query_position=keys.shape[3] - 1
         )
-        return self.merge_heads(heads.transpose(1, 2))
+        return self.merge_heads(heads.transpose(1, 2), x)
 
     def naive_along(self, x: Tensor, line: Tensor, place: Tensor, causal: bool, valid: Tensor | None) -> Tensor:
         """`along` from all pairs of an unfolded x (B, T, D), whose tokens are in `line` (T,) at `place` (T,)."""
@@ -65,7 +68,7 @@ class _LineAttention(HeadAttention):
         visible = visible_pairs(line.unsqueeze(-1) == line, causal, valid)
         by_place: dict[str, Any] = {"positions": self.positions, "query_position": place, "key_position": place}
         heads, _ = weigh(scores_of(q, k, self.scale), q, v, scale=self.scale, visible=visible, **by_place)
-        return self.merge_heads(heads)
+        return self.merge_heads(heads, x)
 
 
 COMBINE = ("sequential", "sum")
@@ -151,12 +154,13 @@ class Axial(_LineAttention):
         q, k, v = self.newest(token, column)
         state["row"] = append(state["row"], window=self.width, keys=k, values=v, tokens=query.unsqueeze(2))
         keys, values = (written(state["row"], name, window=self.width) for name in ("keys", "values"))
-        output = self.at_the_end(q, keys[:, :, :, : column + 1], values[:, :, :, : column + 1])
+        output = self.at_the_end(token, q, keys[:, :, :, : column + 1], values[:, :, :, : column + 1])
         if self.above is None:
-            q, k, v = self.column.newest(output if self.sequential else query, row)
+            above = output if self.sequential else query
+            q, k, v = self.column.newest(above, row)
             state["column"] = append(state["column"], keys=k, values=v)
             down = [written(state["column"], name)[:, :, :, column :: self.width] for name in ("keys", "values")]
-            below = self.column.at_the_end(q, *down)
+            below = self.column.at_the_end(above, q, *down)
             output = below if self.sequential else output + below
         elif column == self.width - 1:
             state = self._row_ends(self.above, state, row)
@@ -166,13 +170,14 @@ class Axial(_LineAttention):
         """Return the state with the finished row in the column cache, and its output for the next row, (B, N, C, D)."""
         x = written(state["row"], "tokens", window=self.width).squeeze(2)
         along, _ = above.along(x, None, causal=False)
-        q, k, v = self.column.newest((along if self.sequential else x).flatten(1, 2), row)  # (B, N*C, heads, K)
+        rows_above = (along if self.sequential else x).flatten(1, 2)
+        q, k, v = self.column.newest(rows_above, row)  # (B, N*C, heads, K)
         k, v = (rows.unflatten(1, x.shape[1:3]).flatten(2, 3) for rows in (k, v))
         state["column"] = append(state["column"], keys=k, values=v)
         keys, values = (
             written(state["column"], name).unflatten(2, (self.width, -1)).flatten(1, 2) for name in ("keys", "values")
         )
-        down = self.column.at_the_end(q, keys, values).view_as(along)
+        down = self.column.at_the_end(rows_above, q, keys, values).view_as(along)
         return {**state, "above": down if self.sequential else along + down}
 
     @packing
@@ -189,6 +194,11 @@ class Axial(_LineAttention):
             return Attended(both)
         lower = F.pad(both, (0, 0, self.width, 0))[:, : len(i)]
         return Attended(self.naive_along(query + lower, row, column, causal, query_valid))
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Leave out means over tokens with `axial_causal` shift: the pass with the merge reads other vectors."""
+        return super().learned_numbers(inputs if self.above is None else None)
 
     def after_update(self, update: int, total_updates: int) -> None:
         super().after_update(update, total_updates)

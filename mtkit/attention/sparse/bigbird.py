@@ -150,6 +150,6 @@ class BigBird(PatternAttention):
 
     def _split_nodes(self, tokens: Tensor, heads: Tensor, **further: Any) -> Attended:
         """Return the tokens' output; carries the global vectors after residual, norms and feed-forward."""
-        output, n = self.merge_heads(heads), self.nodes
+        output, n = self.merge_heads(heads, tokens), self.nodes
         above = self.node_update(tokens[:, :n], output[:, :n]) if self.updates else None
         return Attended(output[:, n:], carry=above, **further)

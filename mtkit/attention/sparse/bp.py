@@ -109,15 +109,18 @@ class Bp(HeadAttention):
         q, (k, v) = self.queries(query), self._keys_values(query)
         spans = self._from_below(carry, query, len(query), sum(levels))
         if not self.carries:
-            seed = self.queries(self.span_query.expand(1, sum(levels), -1))
-            spans = self.merge_heads(read_spans(seed.expand(len(query), -1, -1, -1), k, v, valid))
+            start = self.span_query.expand(len(query), sum(levels), -1)
+            seed = self.queries(start[:1]).expand(len(query), -1, -1, -1)
+            spans = self.merge_heads(read_spans(seed, k, v, valid), start)
         span_k, span_v = self._keys_values(spans)
         heads = read_tokens(q, torch.cat([k, span_k], 2), torch.cat([v, span_v], 2), valid)
         above = None
         if self.updates:
-            above = self.span_update(spans, self.merge_heads(read_spans(self.queries(spans), k, v, valid)))
+            above = self.span_update(spans, self.merge_heads(read_spans(self.queries(spans), k, v, valid), spans))
         values = v[:, :: self.site.heads // self.projection.value_heads]
-        return Attended(self.merge_heads(heads), carry=above, losses=self.losses(heads, values, None, query_valid))
+        return Attended(
+            self.merge_heads(heads, query), carry=above, losses=self.losses(heads, values, None, query_valid)
+        )
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
@@ -192,7 +195,7 @@ class Bp(HeadAttention):
             labels = [0, *(label_of(edge.walked, edge.slot, False, self.k, self.clip) for edge in edges)]
             by_label = rows * self.scale @ self.labels.type_as(rows).T
             scores = scores + by_label.index_select(-1, to_device(torch.tensor(labels), query.device))
-        output = self.merge_heads(weighted(safe_softmax(scores, None), values)).view(query.shape)
+        output = self.merge_heads(weighted(safe_softmax(scores, None), values), query).view(query.shape)
         above, state = self._end_spans(query, state, inputs.carry)
         return Attended(output, carry=above), state
 
@@ -220,7 +223,7 @@ class Bp(HeadAttention):
             leaves = slice((1 << most) - (2 << place), None)
             near = keys[:, :, :, leaves], values[:, :, :, leaves]
             rows.append(attend_step(q[:, :, :, place], *near, scale=self.scale)[0])
-        return self.merge_heads(torch.stack(rows, 3).flatten(0, 1)).unflatten(0, spans.shape[:2])
+        return self.merge_heads(torch.stack(rows, 3).flatten(0, 1), spans).unflatten(0, spans.shape[:2])
 
     def _picked(self, state: State, nodes: list[int]) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, N, G, nodes, K) of these nodes from the cache."""

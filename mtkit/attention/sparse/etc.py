@@ -184,7 +184,9 @@ class Etc(HeadAttention):
             heads = self._literal_token_rows(query, nodes, valid, token_kv)
         else:
             heads = self._token_rows(query, nodes, padded, token_kv)
-        return Attended(self.merge_heads(heads), carry=carried, losses=self.losses(heads, token_kv[1], None, valid))
+        return Attended(
+            self.merge_heads(heads, query), carry=carried, losses=self.losses(heads, token_kv[1], None, valid)
+        )
 
     def _nodes(self, query: Tensor, carry: Tensor | None) -> Tensor:
         """Return the nodes (B, g, D) before this layer."""
@@ -199,7 +201,7 @@ class Etc(HeadAttention):
     def _updated_nodes(self, nodes: Tensor, heads: Tensor) -> Tensor:
         """Residual and norm around the nodes' attention, then around their feed-forward, as in the paper."""
         projection = self.out_proj if self.share == "qkv" else self.global_out_proj
-        updated: Tensor = self.node_update(nodes, projection(self.merged(heads)))
+        updated: Tensor = self.node_update(nodes, projection(self.merged(heads, nodes)))
         return updated
 
     def _token_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor | None, token_kv: Heads) -> Tensor:

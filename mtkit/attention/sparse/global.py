@@ -97,7 +97,7 @@ class Global(PatternAttention):
                 real = None if valid is None else valid.any(1, keepdim=True).expand(-1, self.count)
                 heads, _ = attend(q, *nodes, scale=self.scale, valid=real, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.merge_heads(heads), losses=losses)
+        return Attended(self.merge_heads(heads, inputs.query), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Internal: an empty cache of the global tokens. External: the nodes' sums, empty or over the source."""
@@ -126,12 +126,12 @@ class Global(PatternAttention):
             visible = None if shared["valid"] is None else shared["valid"][:, None, None, None]
             q = q.squeeze(2).unflatten(0, query.shape[:2])
             heads, _ = attend_step(q, shared["keys"], shared["values"], scale=self.scale, visible=visible)
-            return Attended(self.merge_heads(heads.transpose(1, 2))), state
+            return Attended(self.merge_heads(heads.transpose(1, 2), query)), state
         k, v = self.keys_values(rows)
         scores = scores_of(self._node_queries(), k, self.scale).unflatten(0, query.shape[:2])  # (B, N, H, g, 1)
         state = add_keys(state, scores, expand_heads(v, self.site.heads).unflatten(0, query.shape[:2]).unsqueeze(3))
         heads = self._own_and_prefix(state["mean"].flatten(0, 1).unsqueeze(3), q, k, v)  # (B*N, H, 1, V)
-        return Attended(self.merge_heads(heads).squeeze(1).unflatten(0, query.shape[:2])), state
+        return Attended(self.merge_heads(heads, query).squeeze(1).unflatten(0, query.shape[:2])), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -153,7 +153,7 @@ class Global(PatternAttention):
                 visible = torch.ones_like(visible[..., :1]).expand(-1, -1, -1, self.count + 1)
             scores = scores_of(self.queries(query[:, i : i + 1]), keys, self.scale)
             outputs.append(weighted(safe_softmax(scores, visible), values))
-        return Attended(self.merge_heads(torch.cat(outputs, dim=2)))
+        return Attended(self.merge_heads(torch.cat(outputs, dim=2), query))
 
     def _node_queries(self) -> Tensor:
         """Return the nodes' queries (1, H, g, K)."""
@@ -161,7 +161,7 @@ class Global(PatternAttention):
 
     def _node_heads(self, gathered: Tensor) -> tuple[Tensor, Tensor]:
         """Return the nodes' keys (B, G, g, K) and values (B, G, g, V) from their heads' outputs (B, H, g, V)."""
-        merged = self.merge(gathered) if self.merge is not None else gathered.transpose(1, 2).flatten(2)
+        merged = self.merged(gathered, self.nodes.expand(len(gathered), -1, -1))
         return self.projection.keys(self.node_k_proj(merged)), self.projection.values(self.node_v_proj(merged))
 
     def _own_and_prefix(self, gathered: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class Longformer(PatternAttention):
         if read is not None and first_weights is not None:
             read = self._with_first(first_weights[:, : read.shape[1]], read)
         losses = self.losses(heads, v, read, query_valid, visible=visible)
-        return Attended(self.merge_heads(heads), weights=weights, losses=losses)
+        return Attended(self.merge_heads(heads, query), weights=weights, losses=losses)
 
     def _with_first(self, first: Tensor, weights: Tensor) -> Tensor:
         """Replace the global queries' rows of weights (B, H, T, T) by their weights (B, H, g, T or g)."""
@@ -191,7 +191,7 @@ class Longformer(PatternAttention):
                     need_weights=inputs.need_weights,
                 )
             state["global"] = second
-        return Attended(self.merge_heads(heads.transpose(1, 2)), weights=weights), state
+        return Attended(self.merge_heads(heads.transpose(1, 2), query), weights=weights), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -207,7 +207,9 @@ class Longformer(PatternAttention):
         ]
         (heads, weights), (rows, row_weights) = outputs
         is_global = (torch.arange(query.shape[1], device=query.device) < self.globals).unsqueeze(-1)
-        return Attended(self.merge_heads(rows.where(is_global, heads)), weights=row_weights.where(is_global, weights))
+        return Attended(
+            self.merge_heads(rows.where(is_global, heads), query), weights=row_weights.where(is_global, weights)
+        )
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         super().adopt(full_state)

@@ -81,4 +81,4 @@ class RandomAttention(PatternAttention):
         if weights is not None:
             by_position = weights.new_zeros(*weights.shape[:3], source["keys"].shape[2])
             weights = by_position.scatter_add(-1, place.clamp(min=0).unsqueeze(2).expand_as(weights), weights)
-        return Attended(self.merge_heads(heads.transpose(1, 2)), weights=weights), {**state, "count": t + 1}
+        return Attended(self.merge_heads(heads.transpose(1, 2), query), weights=weights), {**state, "count": t + 1}

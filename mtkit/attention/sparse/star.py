@@ -134,7 +134,7 @@ class Star(HeadAttention):
             near += [(*self._heads(self.k_proj(node), self.v_proj(node)), None) for node in nodes]
             heads = attend_few(q, near, scale=self.scale, dropout=self.dropout)
         losses = self.losses(heads, self.projection.values(v), None, query_valid)
-        return Attended(self.merge_heads(heads), carry=self._carried(relay, query, carry), losses=losses)
+        return Attended(self.merge_heads(heads, query), carry=self._carried(relay, query, carry), losses=losses)
 
     def _carried(self, relay: Tensor | None, tokens: Tensor, carry: Tensor | None) -> Tensor | None:
         """Return the carry for the next layer: the relay, followed by the embeddings if used."""
@@ -180,7 +180,7 @@ class Star(HeadAttention):
         q, k, v = self._relay_heads(relay, tokens)
         # need_weights avoids the fused kernel, which is slow for one query
         heads, _ = attend(q, k, v, scale=self.scale, valid=valid, dropout=self.dropout, need_weights=True)
-        read: Tensor = self.relay_out_proj(self.merged(heads))
+        read: Tensor = self.relay_out_proj(self.merged(heads, relay))
         return read
 
     def _relay_heads(self, relay: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,7 +200,8 @@ class Star(HeadAttention):
         self, read: Tensor, q: Tensor, k_left: Tensor, v_left: Tensor, k_own: Tensor, v_own: Tensor, seen: Tensor
     ) -> Tensor:
         """Return the heads' outputs (B, H, T, V); at each position the relay's heads have read (B, H, T, V)."""
-        relay = self.relay_out_proj(self.merged(read.type_as(v_own)))
+        start = self.relay.expand(len(read), read.shape[2], -1)
+        relay = self.relay_out_proj(self.merged(read.type_as(v_own), start))
         relay_kv = self._heads(self.k_proj(relay), self.v_proj(relay))
         near: list[Key] = [(k_left, v_left, seen[:, 0, :, 0]), (k_own, v_own, None), (*relay_kv, None)]
         return attend_few(q, near, scale=self.scale, dropout=self.dropout)
@@ -226,7 +227,7 @@ class Star(HeadAttention):
         seen = torch.full((1, 1, 1, 1), state["count"] > 0, device=query.device)
         q, mean = self.projection.queries(self.q_proj(rows)), relay["mean"].flatten(0, 1).unsqueeze(2)
         heads = self._with_relay(mean, q, *self._heads(*left), *self._heads(k, v), seen)
-        output = self.merge_heads(heads).squeeze(1).unflatten(0, query.shape[:2])
+        output = self.merge_heads(heads, query).squeeze(1).unflatten(0, query.shape[:2])
         k, v = k.view_as(state["keys"]), v.view_as(state["values"])
         return Attended(output), {"keys": k, "values": v, "relay": relay, "count": state["count"] + 1}
 
@@ -240,9 +241,10 @@ class Star(HeadAttention):
         distance = (i - i.unsqueeze(-1)) % end
         near = ((distance <= 1) | (distance == end - 1)) & real.unsqueeze(1)
         if self.site.causal:
-            relay_q, k, v = self._relay_heads(self.relay.expand(*query.shape[:2], -1), query)
+            start = self.relay.expand(*query.shape[:2], -1)
+            relay_q, k, v = self._relay_heads(start, query)
             past = torch.ones(len(i), len(i), dtype=torch.bool, device=query.device).tril()
-            relay = self.relay_out_proj(self.merged(dense_attend(relay_q, k, v, past, self.scale)[0]))
+            relay = self.relay_out_proj(self.merged(dense_attend(relay_q, k, v, past, self.scale)[0], start))
             nodes, seen = [relay], [torch.eye(len(i), dtype=torch.bool, device=query.device)]
             near = near & past
         else:
@@ -254,7 +256,7 @@ class Star(HeadAttention):
         k, v = (torch.cat([linear(x) for x in (query, *nodes)], dim=1) for linear in (self.k_proj, self.v_proj))
         q = self.projection.queries(self.q_proj(query))
         heads, _ = dense_attend(q, *self._heads(k, v), visible, self.scale)
-        return Attended(self.merge_heads(heads), carry=self._carried(nodes[0], query, carry))
+        return Attended(self.merge_heads(heads, query), carry=self._carried(nodes[0], query, carry))
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         super().adopt(full_state)

@@ -47,7 +47,7 @@ def test_landmarks_that_are_the_tokens_tend_to_full_attention() -> None:
         ours.gamma = gamma  # the option starts above 1, below which M + gamma I may be singular
         output = ours(repeated).output
         heads = a @ torch.linalg.inv(a + gamma * torch.eye(6).double()) @ a @ v
-        torch.testing.assert_close(output[:, ::3], ours.merge_heads(heads), atol=1e-8, rtol=0)
+        torch.testing.assert_close(output[:, ::3], ours.merge_heads(heads, x), atol=1e-8, rtol=0)
         apart.append((output - expected).norm() / expected.norm())
     assert apart[0] > 0.1
     for wide, narrow in pairwise(apart[1:]):  # by a factor of a thousand, as gamma
@@ -63,7 +63,7 @@ def test_much_on_the_diagonal_leaves_what_landmarks_have_read() -> None:
     mean_q, mean_k = (each.unflatten(2, (5, 4)).mean(3) for each in (q, k))
     read = (mean_q @ k.transpose(-1, -2) / 8**0.5).softmax(-1) @ v
     heads = (q @ mean_k.transpose(-1, -2) / 8**0.5).softmax(-1) @ read
-    torch.testing.assert_close(ours(x).output, ours.merge_heads(heads), atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours(x).output, ours.merge_heads(heads, x), atol=1e-5, rtol=0)
 
 
 def test_landmarks_that_see_nothing_but_each_other_stay_finite() -> None:

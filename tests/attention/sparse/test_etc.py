@@ -87,7 +87,7 @@ def test_tokens_attend_as_under_a_dense_block_mask(hard: bool) -> None:
     node = (i // 8).clamp(max=4) == torch.arange(5) if hard else torch.ones(50, 5, dtype=torch.bool)
     q, (k, v) = attention.queries(x), attention.keys_values(both)
     scores = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(~torch.cat([node, (i - j).abs() <= 3], 1), -torch.inf)
-    wanted = attention.merge_heads(scores.softmax(-1) @ v)
+    wanted = attention.merge_heads(scores.softmax(-1) @ v, x)
     torch.testing.assert_close(attention(x, carry=nodes).output, wanted, atol=1e-5, rtol=0)
 
 
