@@ -149,7 +149,6 @@ class Training:
         first = self.progress.update
         self.metrics = Metrics(self.folder, first, validated=self.checkpoints.validated) if self.world.first else None
         self.line = ProgressLine(self.say, update=first, shown=self.world.first)
-        self.line.expect(*self._total_updates())
         self.interval = Interval()
         batches = self.data.updates(self.progress.epoch, self.progress.batch)
         try:
@@ -254,6 +253,7 @@ class Training:
         self.interval.count(work.tokens)
         self._unchecked[number] = (self.progress.epoch, work.rows)
         self.progress = self.progress.after_update(work.epoch, work.batch, work.tokens)
+        self.line.expect(*self._total_updates())
         self.line.advance()
         if self.world.device.type == "cpu" or number % settings.log_every == 0:
             self._check_losses()
@@ -292,7 +292,6 @@ class Training:
         """Read the measurements since the last time; show and store them."""
         row = self.interval.read(self.updater.read(), rate)
         left = self.limits.seconds_left(self.progress, self.interval.seconds_per_update)
-        self.line.expect(*self._total_updates())
         self.line.measure(self.progress.update, row, left)
         if self.metrics is not None:
             about = {name: getattr(self.progress, name) for name in ("epoch", "tokens", "seconds")}
