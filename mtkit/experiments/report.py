@@ -8,16 +8,9 @@ from collections.abc import Callable, Sequence
 from mtkit import terminal
 from mtkit.evaluation.seeds import INTERVALS, ONE_SEED, ONE_SEED_TESTS, TESTS
 from mtkit.experiments.rows import Row
-from mtkit.experiments.study import LIMITS, Study
+from mtkit.experiments.study import Study
 from mtkit.experiments.table import Line, Table
-
-UNITS = {
-    "max_updates": "updates",
-    "max_epochs": "epochs",
-    "max_minutes": "minutes",
-    "max_tokens": "tokens",
-    "max_flops": "FLOPs",
-}
+from mtkit.recipe.settings import LIMITS
 
 
 def text(study: Study, table: Table, rows: Sequence[Row]) -> str:
@@ -69,7 +62,7 @@ def caption(study: Study, table: Table, rows: Sequence[Row]) -> str:
     good = [row for line in table.lines for row in line.rows]
     recipe = study.recipe(study.entries[0])
     training, decoding = recipe.training, recipe.decoding
-    limits = [f"{value:,.10g} {UNITS[name]}" for name in LIMITS if (value := getattr(training, name, None))]
+    limits = [f"{value:,.10g} {LIMITS[name]}" for name, value in training.limits.items()]
     method = f"beam {decoding.beam}" if decoding.method == "beam" else decoding.method
     parts = [
         f"Preset {recipe.preset}",

@@ -112,6 +112,7 @@ def run_trial(folder: Folder, name: str, device: torch.device, machine: Mapping[
     begin = monotonic()
     translated, statistics = _translate(run, recipe, prepared, device, _sides(folder, trial, prepared))
     seconds += monotonic() - begin
+    peak = max(peak, peak_bytes(device))  # before the costs are counted, which takes memory
     folder.keep(
         name,
         statistics,
@@ -120,7 +121,7 @@ def run_trial(folder: Folder, name: str, device: torch.device, machine: Mapping[
         **_validations(run),
         training=_training(outcome.progress, outcome.limit) | {"precision": _precision(run, device)},
         **_costs(run, prepared),
-        peak_bytes=max(peak, peak_bytes(device)),
+        peak_bytes=peak,
         minutes=seconds / 60,
         **machine,
         mtkit=__version__,

@@ -43,7 +43,8 @@ def set_up(
     widths = {}
     if study.settings.match is not None:
         first = folder.study().entries[0] if folder.exists() else study.entries[0]
-        for (task, side), entry in product(prepared.items(), study.entries):
+        pairs = list(product(prepared.items(), study.entries))
+        for (task, side), entry in progress(pairs, "matching", len(pairs)):
             try:
                 found = matched(study.recipe(entry), study.recipe(first), study.settings.match, side)
             except MtkitError as error:

@@ -30,11 +30,8 @@ from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, make_recipe, merged, recipe_settings
 from mtkit.recipe.file import STUDIES, find_recipe, read_settings, with_variables
 from mtkit.recipe.recipe import with_inherited
-from mtkit.recipe.settings import PositiveInt, Seed, Settings
+from mtkit.recipe.settings import LIMITS, PositiveInt, Seed, Settings
 from mtkit.storage.records import explain
-
-LIMITS = ("max_updates", "max_epochs", "max_minutes", "max_tokens", "max_flops")
-"""Training settings that limit the cost of a trial."""
 
 Match = Literal["parameters", "flops"]
 
@@ -218,6 +215,9 @@ def make_study(
     base = recipe_settings(None if chosen.recipe is None else Path(chosen.recipe), chosen.settings)
     attention = base.pop("attention", None) or {}
     common = {**attention.get("options", {}), **(options or {})} if isinstance(attention, Mapping) else {}
+    training = base.get("training")
+    if isinstance(training, Mapping) and "max_updates" not in training and any(training.get(name) for name in LIMITS):
+        base["training"] = {**training, "max_updates": None}  # a written limit replaces the preset's
     base.pop("promises", None)
     seed = base.pop("seed", None)
     if "seeds" not in chosen.model_fields_set and isinstance(seed, int):
@@ -251,5 +251,5 @@ def check_limits(study: Study) -> None:
     """Raise MtkitError for a training without a limit."""
     for entry in study.entries:
         training = study.recipe(entry).training
-        if not any(getattr(training, name, None) for name in (*LIMITS, "patience")):
+        if not training.limits and not training.patience:
             raise MtkitError(f"the training of {entry.name} has no limit; give --max-updates or --max-minutes")

@@ -73,7 +73,7 @@ def test_one_seed_says_what_it_does_not_cover(tiny: Made, opened: Opened) -> Non
 
 def test_the_caption_says_what_all_have_in_common(tiny: Made, opened: Opened) -> None:
     settings = {"training": {"max_updates": 1_000_000, "max_minutes": 2.5}, "decoding": {"method": "beam", "beam": 3}}
-    folder, plan, data = opened(tiny("full", "band", "luna", settings=settings, match="parameters"))
+    folder, plan, data = opened(tiny("full", "band", "linear", settings=settings, match="parameters"))
     for trial, precision in zip(plan.due([]), ("bfloat16", "float32", "bfloat16"), strict=True):
         folder.add(trial, data[None])
         training = row(1.0)["training"] | {"precision": precision}
@@ -83,7 +83,7 @@ def test_the_caption_says_what_all_have_in_common(tiny: Made, opened: Opened) ->
     shown = caption(folder.study(), build(folder), folder.rows())
     for words in (
         "Preset tiny", "until 1,000,000 updates or 2.5 minutes", "beam 3", "nrefs:1|tok:13a", "validation side",
-        "1 thread", "bfloat16 (full, luna), float32 (band)", "parameters within 1%",
+        "1 thread", "bfloat16 (full, linear), float32 (band)", "parameters within 1%",
     ):  # fmt: skip
         assert words in shown
 

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from mtkit.errors import MtkitError
+from mtkit.experiments.entries import Entry
 from mtkit.experiments.study import at_share, check_limits, make_study, with_point
 
 TWO = {"entries": ["full", "band"]}
@@ -33,6 +34,14 @@ def test_environment_variables_are_read_when_they_are_needed(tmp_path: Path, mon
     monkeypatch.delenv("CORPORA")
     with pytest.raises(MtkitError, match="CORPORA is not set"):
         study.recipe(study.entries[0])
+
+
+def test_a_written_limit_replaces_the_presets() -> None:
+    limits = [
+        make_study({**TWO, "settings": {"training": training}}).recipe(Entry("full")).training.limits
+        for training in ({"max_tokens": 500}, {"max_tokens": 500, "max_updates": 9}, {})
+    ]
+    assert limits == [{"max_tokens": 500}, {"max_tokens": 500, "max_updates": 9}, {"max_updates": 1000}]
 
 
 def test_seeds_are_a_number_or_a_list() -> None:
