@@ -35,7 +35,7 @@ from mtkit.training.data_loader import DeviceBatch
 from mtkit.training.loss import token_loss
 from mtkit.training.metrics import Say
 from mtkit.training.precision import Precision
-from mtkit.training.progress import MEASURES, Interruption, Progress
+from mtkit.training.progress import Interruption, Progress
 from mtkit.training.world import World
 
 
@@ -98,7 +98,7 @@ class Validation:
         if self.shows_bleu:
             numbers.append(f"BLEU {self.bleu:.2f}")
         if self.other is not None:
-            numbers.append(f"{MEASURES[self.best_by]} {self.other.value:.2f}")
+            numbers.append(f"{self.other.name} {self.other.value:.2f}")
         signature = self.signature if self.shows_bleu or self.other is None else self.other.signature
         head = f"{', '.join(numbers)}{' (best so far)' if better else ''}, {self.seconds:.1f} s, {signature}"
         parts = ("source", "reference", "translation")

@@ -25,7 +25,7 @@ def test_exact_match_is_printed_and_chooses_the_best(task: Prepared, tmp_path: P
     run(tiny(), task, tmp_path / "run", say=lines.append)
     validations = [line for line in lines if "validation loss" in line]
     assert validations
-    assert all("exact match " in line and "BLEU" not in line and "tok:" not in line for line in validations)
+    assert all(", exact " in line and "BLEU" not in line and "tok:" not in line for line in validations)
     rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "validation"]
     assert all(row["best_by"] == "exact" and row["bleu"] >= 0 for row in rows)
     recipe = Run(tmp_path / "run").recipe
@@ -37,8 +37,8 @@ def test_exact_match_is_printed_and_chooses_the_best(task: Prepared, tmp_path: P
 @pytest.mark.parametrize(
     ("groups", "shown"),
     [
-        ({"scoring": {"metrics": ["BLEU"]}}, ["BLEU", "exact match"]),
-        ({"training": {"best_by": "token"}}, ["token match"]),
+        ({"scoring": {"metrics": ["BLEU"]}}, ["BLEU", "exact"]),
+        ({"training": {"best_by": "token"}}, ["token"]),
         ({"training": {"best_by": "loss"}}, ["BLEU"]),
     ],
 )
@@ -48,4 +48,4 @@ def test_settings_of_the_recipe_choose_what_is_printed(
     lines: list[str] = []
     run(tiny(**groups), task, tmp_path / "run", say=lines.append)
     head = next(line for line in lines if "validation loss" in line)
-    assert [name for name in ("BLEU", "exact match", "token match") if f", {name} " in head] == shown
+    assert [name for name in ("BLEU", "exact", "token") if f", {name} " in head] == shown
