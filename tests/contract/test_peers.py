@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mtkit.attention import build
 from mtkit.attention.content._block_sorting import order_weights
+from mtkit.attention.linear._decayed_sums import read_causal
 
 pytestmark = pytest.mark.peer
 
@@ -115,25 +116,64 @@ def test_windows_of_blocks_agree_with_local_attention(
     torch.testing.assert_close(ours(x).output, merge_heads(ours, heads), rtol=1e-8, atol=1e-10)
 
 
-def test_delta_agrees_with_flash_linear_attention() -> None:
-    """Its naive recurrence, read from its file: the package itself needs a GPU's compiler."""
+def fla(name: str) -> Any:
+    """A naive form of flash-linear-attention, read from its file: the package itself needs a GPU's compiler."""
     found = importlib.util.find_spec("fla")
     pytest.importorskip("einops")
     if found is None or not found.submodule_search_locations:
         pytest.skip("fla-core is not installed")
-    path = Path(found.submodule_search_locations[0]) / "ops" / "delta_rule" / "naive.py"
-    spec = importlib.util.spec_from_file_location("naive_delta_rule", path)
+    path = Path(found.submodule_search_locations[0]) / "ops" / name / "naive.py"
+    spec = importlib.util.spec_from_file_location(f"naive_{name}", path)
     assert spec is not None
     assert spec.loader is not None
     peer = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(peer)
+    return peer
+
+
+def test_delta_agrees_with_flash_linear_attention() -> None:
+    """Its naive recurrence."""
     ours, x = make("delta", "decoder", feature_map="elu1", chunk=4), torch.randn(2, 18, 32).double()
     features = [torch.nn.functional.elu(heads_of(linear, x)) + 1 for linear in (ours.q_proj, ours.k_proj)]
     q, k = (each / (each.sum(-1, keepdim=True) + 1e-3) for each in features)
     beta = ours.beta_proj(x).sigmoid().transpose(1, 2)
-    heads, _ = peer.delta_rule_recurrence(q * WIDTH**0.5, k, heads_of(ours.v_proj, x), beta)
+    heads, _ = fla("delta_rule").delta_rule_recurrence(q * WIDTH**0.5, k, heads_of(ours.v_proj, x), beta)
     # it computes in float32
     torch.testing.assert_close(ours(x).output, merge_heads(ours, heads.double()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("retention", {"rotary": False}),
+        ("gla", {}),
+        ("ssd", {}),
+        ("gated-delta", {}),
+        ("gated-delta", {"gate": "channel"}),
+    ],
+)
+def test_decayed_sums_agree_with_flash_linear_attention(name: str, options: dict[str, Any]) -> None:
+    """Its naive recurrences over the same queries, keys, values and decays; they compute in float32."""
+    ours, x = make(name, "decoder", chunk=8, **options), torch.randn(2, 37, 32).double()
+    projected = ours.projections(x, ours.q_proj, ours.k_proj, ours.v_proj)
+    terms, _ = ours._terms(projected, x, None)
+    heads = read_causal(terms, 8)
+    q, k, v, decay = (each.transpose(1, 2) for each in terms[:4])
+    scaled = q * q.shape[-1] ** 0.5  # it divides by this
+    if name == "retention":
+        theirs = fla("retention").naive_retention(*(each.transpose(1, 2) for each in (scaled, k, v))).transpose(1, 2)
+    elif name == "gla":
+        theirs, _ = fla("gla").naive_recurrent_gla(scaled, k, v, decay)
+    elif name == "ssd":
+        theirs, _ = fla("simple_gla").naive_recurrent_simple_gla(scaled, k, v, decay.squeeze(-1))
+    else:
+        beta = terms.beta.transpose(1, 2).squeeze(-1)
+        if options:
+            theirs, _ = fla("kda").naive_recurrent_kda(q, k, v, decay, beta, scale=1.0)
+        else:
+            peer = fla("gated_delta_rule").naive_recurrent_gated_delta_rule
+            theirs, _ = peer(q, k, v, beta, decay.squeeze(-1), scale=1.0)
+    torch.testing.assert_close(heads.transpose(1, 2), theirs.double(), rtol=1e-4, atol=1e-5)
 
 
 def test_the_order_of_sinkhorn_agrees_with_sinkhorn_transformer() -> None:
