@@ -114,7 +114,8 @@ class FeatureAttention(HeadAttention):
         batch_size, memory, hypotheses = inputs.batch_size, inputs.memory, inputs.hypotheses
         if memory is not None:
             shared = {"sums": sums_of(*self._keys(memory, inputs.memory_valid))}
-            return {"shared": shared | ({"keys": _counts(memory, inputs.memory_valid)} if self.per_key else {})}, None
+            shared |= {"keys": _counts(memory, inputs.memory_valid)} if self.per_key else {}
+            return {"shared": shared, "count": 0}, None
         p, (features, scaled) = self.projection, self.state_features
         groups = max(p.key_heads, p.value_heads)
         like = upcast(self.q_proj.weight)
@@ -127,13 +128,13 @@ class FeatureAttention(HeadAttention):
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same equation for the newest token of each hypothesis; O(M V) per head, at any position."""
-        query = inputs.query
-        if "shared" in state:
-            phi_q = self._features(self.queries(query)).features
-            guards = self._guards(lambda: state["shared"]["keys"])
-            return Attended(self.merge_heads(read(phi_q, state["shared"]["sums"], like=query, **guards), query)), state
-        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+        query, after = inputs.query, {**state, "count": state["count"] + 1}
         here = torch.full((1,), state["count"], device=query.device)
+        if "shared" in state:
+            phi_q = self._features(self.queries(query, here)).features
+            guards = self._guards(lambda: state["shared"]["keys"])
+            return Attended(self.merge_heads(read(phi_q, state["shared"]["sums"], like=query, **guards), query)), after
+        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         phi_q = self._features(self.queries(rows, here)).features
         phi_k, v = self._keys(rows, None, here)
         top = state["top"].flatten(0, 1) if "top" in state else None
@@ -141,7 +142,7 @@ class FeatureAttention(HeadAttention):
         guards = self._guards(lambda: _one_more(state["keys"].flatten(0, 1), gates))
         heads, _ = attend_next(phi_q, phi_k, v, sums, top, gates=gates, **guards)
         output = self.merge_heads(heads, query).squeeze(1).unflatten(0, query.shape[:2])
-        return Attended(output), {**state, "count": state["count"] + 1}
+        return Attended(output), after
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
