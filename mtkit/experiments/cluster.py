@@ -7,6 +7,7 @@ Ray starts the task on another node, and the trial resumes from its last checkpo
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ from mtkit.version import __version__
 
 RETRIES = 10
 """Starts of a trial after the first one, when its nodes die."""
+CONNECT_SECONDS = 10.0
+"""Time for a connection to the cluster."""
 CHECK_SECONDS = 300.0
 """Time that the first task of a node has: it starts a Python process there."""
 
@@ -70,11 +73,13 @@ class Cluster:
         """Connect to the cluster. Raises: MtkitError if there is none, or if a node does not see the folder."""
         self._stack.callback(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Ray changes it
         try:
+            _connect(self._address)
             self._ray.init(self._address, log_to_driver=False, logging_level="error")
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            reason = str(error).strip().partition("\n")[0]
+            self._stack.close()
             raise MtkitError(
-                f"cannot reach a Ray cluster at {self._address} ({reason}); start one with `ray start --head`"
+                f"cannot reach a Ray cluster at {self._address} ({_first_line(error)}); start one with "
+                "`ray start --head`"
             ) from error
         self._stack.callback(self._ray.shutdown)
         # the functions of this module travel by value: nodes need not import it
@@ -205,6 +210,15 @@ class Cluster:
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         self.signal = number  # `ended` stops the tasks: Ray's functions must not be called in a signal handler
+
+
+def _connect(address: str) -> None:
+    """Raise OSError or ValueError if nothing answers at HOST:PORT: Ray itself tries for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    elif address != "auto":
+        raise ValueError("write auto or HOST:PORT")
 
 
 def _first_line(error: Exception) -> str:

@@ -247,7 +247,8 @@ class Folder:
 
     def trial(self, name: str) -> dict[str, Any]:
         """Read the settings of a trial. Raises: MtkitError if there is none or it is damaged."""
-        return dict(read_stored(self._trial_path(name), _Trial, "choose another --out", version=FORMAT))
+        advice = "delete it, and the same command writes it again"
+        return dict(read_stored(self._trial_path(name), _Trial, advice, version=FORMAT))
 
     def begun(self) -> list[dict[str, Any]]:
         """Read the settings of all trials that were started or are about to be."""

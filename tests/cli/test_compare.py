@@ -58,7 +58,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Rows are known instead of computed; an entry without one fails, and "signal" is one to be stopped by."""
     chosen: dict[str, Any] = {"scores": SCORES, "signal": None}
 
-    def record(folder: Folder, plan: Any, data: Any, runner: Any, *, show: Any, done: Any) -> int | None:
+    def record(folder: Folder, plan: Any, data: Any, runner: Any, *, show: Any, done: Any, pruning: Any) -> int | None:
         for trial in plan.due([]):
             folder.add(trial, data[trial.task])
             name = re.split(r"[\[@+]", trial.entry)[0]

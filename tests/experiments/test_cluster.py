@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from mtkit.errors import MtkitError
-from mtkit.experiments.cluster import Cluster
-from mtkit.experiments.compare import compare
+from mtkit.experiments.cluster import Cluster, _look
+from mtkit.experiments.compare import compare, package_root
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.table import build
+from mtkit.version import __version__
 from tests.experiments.conftest import Made, Opened
 
-ray = pytest.importorskip("ray")
-pytestmark = pytest.mark.slow  # Ray's processes take ten seconds to start
+slow = pytest.mark.slow  # Ray's processes take ten seconds to start
 
 SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
@@ -28,6 +28,7 @@ SMALL = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     """A cluster of two nodes with a CPU each."""
+    ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster as Nodes
 
     with pytest.MonkeyPatch.context() as patch:
@@ -61,6 +62,7 @@ def processes(folder: Folder) -> dict[str, int]:
     return found
 
 
+@slow
 def test_a_node_that_dies_loses_no_trial(tiny: Made, opened: Opened, nodes: Any) -> None:
     training = {"max_updates": 600, "validate_every": 50}
     folder, plan, data = opened(tiny("full", "band", "linear", settings={"training": training}))
@@ -106,6 +108,7 @@ def descendants(parent: int) -> set[int]:
     return found
 
 
+@slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_trials_which_save(tiny: Made, opened: Opened, nodes: Any, number: int) -> None:
     training = {"max_updates": 100_000, "validate_every": 100_000}
@@ -127,6 +130,7 @@ def test_a_signal_stops_the_trials_which_save(tiny: Made, opened: Opened, nodes:
     assert processes(folder) == {}
 
 
+@slow
 def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
     tiny: Made, opened: Opened, nodes: Any, tmp_path: Path
 ) -> None:
@@ -134,8 +138,8 @@ def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
     folder, plan, data = opened(tiny("full", "band", settings={"training": training}))
     script = """
 import pickle, sys
-from mtkit.experiments.cluster import Cluster
-from mtkit.experiments.compare import compare
+from mtkit.experiments.cluster import Cluster, _look
+from mtkit.experiments.compare import compare, package_root
 folder, plan, data, address = pickle.load(sys.stdin.buffer)
 with Cluster(folder, "auto", None, address) as cluster:
     compare(folder, plan, data, cluster, show=str, done=str)
@@ -163,6 +167,7 @@ def wait_for(condition: Any, process: Any = None) -> None:
         time.sleep(0.1)
 
 
+@slow
 def test_what_does_not_fit_is_refused_at_once(tiny: Made, opened: Opened, nodes: Any, tmp_path: Path) -> None:
     folder, _, _ = opened(tiny("full"))
     for cluster, message in (
@@ -172,7 +177,57 @@ def test_what_does_not_fit_is_refused_at_once(tiny: Made, opened: Opened, nodes:
     ):
         with pytest.raises(MtkitError, match=message), cluster:
             raise AssertionError("it has started")
-        assert not ray.is_initialized()
+        assert not pytest.importorskip("ray").is_initialized()
     assert list(folder.logs.glob("*.ray")) == []
     with Cluster(folder, "auto", None, nodes.address) as chosen:
         assert (chosen.slots, chosen._threads, chosen._device) == (2, 1, "cpu")
+
+
+def test_without_ray_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MtkitError, match=r"--ray needs Ray; install it: pip install 'mtkit\[ray\]'"):
+        Cluster(Folder(tmp_path), "auto", None, "auto")
+
+
+def test_a_node_is_looked_at(tmp_path: Path) -> None:
+    token = tmp_path / "out" / "logs" / "t.ray"
+    token.parent.mkdir(parents=True)
+    token.write_text("abc")
+    assert _look([str(tmp_path)], package_root(), str(token), "abc", __version__) is None
+    for given, message in (
+        (([str(tmp_path / "none")], package_root(), str(token), "abc", __version__), f"see {tmp_path / 'none'}"),
+        (([], package_root(), str(token), "xyz", __version__), f"does not see {tmp_path / 'out'}"),
+        (([], package_root(), str(tmp_path / "logs" / "t.ray"), "abc", __version__), f"does not see {tmp_path}"),
+        (([], package_root(), str(token), "abc", "99.0"), f"has mtkit {__version__}, not 99.0"),
+    ):
+        assert message in (_look(*given) or "")
+
+
+def test_the_room_of_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPUs and GPUs decide how many trials fit, and how many threads each has."""
+    pytest.importorskip("ray")
+    nodes = {"head": {"memory": 1.0}, "one": {"CPU": 8.0, "GPU": 2.0}, "two": {"CPU": 16.0, "GPU": 2.0}}
+    monkeypatch.setattr(Cluster, "_nodes", lambda self: nodes)
+
+    def chosen(device: str, threads: int | None) -> tuple[str, int, int]:
+        cluster = Cluster(Folder(tmp_path), device, threads, "auto")
+        cluster._choose_resources()
+        return cluster._device, cluster._threads, cluster.slots
+
+    assert chosen("auto", None) == ("cuda", 4, 4)
+    assert chosen("cpu", None) == ("cpu", 8, 3)
+    assert chosen("cpu", 3) == ("cpu", 3, 7)
+    assert chosen("auto", 16) == ("cuda", 16, 1)
+    nodes.pop("two")
+    with pytest.raises(MtkitError, match="no node of the Ray cluster has 16 CPUs and a GPU"):
+        chosen("auto", 16)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("127.0.0.1:1", r"at 127\.0\.0\.1:1 \(.*refused\); start one"), ("nonsense", r"write auto or HOST:PORT")],
+)
+def test_an_address_without_a_cluster_is_one_line(tmp_path: Path, address: str, message: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(MtkitError, match=message), Cluster(Folder(tmp_path), "auto", None, address):
+        raise AssertionError("it has started")

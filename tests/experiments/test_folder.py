@@ -119,3 +119,15 @@ def test_a_damaged_line_of_rows_is_named(tmp_path: Path) -> None:
     path.write_text('{"format": 2}\n{"format": 2}\n')
     with pytest.raises(MtkitError, match="line 1, is damaged"):
         read_rows(path)
+
+
+def test_damaged_settings_of_a_trial_are_named_and_can_be_deleted(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full"))
+    folder.add(plan.due([])[0], data[None])
+    path = folder.path / "trials" / "full.seed-1.json"
+    path.write_text('{"a": ')
+    with pytest.raises(MtkitError, match=r"seed-1\.json is damaged .*; delete it, and the same command writes it"):
+        folder.begun()
+    path.unlink()
+    folder.add(plan.due([])[0], data[None])
+    assert [each["trial"] for each in folder.begun()] == ["full.seed-1"]
