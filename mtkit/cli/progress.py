@@ -55,16 +55,17 @@ def latest(every: float = 60.0) -> Iterator[Callable[[str], object]]:
     from tqdm import tqdm
 
     with tqdm(bar_format="{desc}", leave=False, disable=not stderr_is_terminal()) as bar:
-        shown, when = "", 0.0
+        shown: dict[str, tuple[str, float]] = {}
+        """Last line of each title, and when it was written: the titles of several trials take turns."""
 
         def show(line: str) -> None:
-            nonlocal shown, when
             if not bar.disable:
                 bar.set_description_str(line)
                 return
-            same_title = line.partition(": ")[0] == shown.partition(": ")[0]
-            if line != shown and not (same_title and monotonic() - when < every):
+            title, now = line.partition(": ")[0], monotonic()
+            last, when = shown.get(title, ("", float("-inf")))
+            if line != last and now - when >= every:
                 typer.echo(line, err=True)
-                shown, when = line, monotonic()
+                shown[title] = line, now
 
         yield show

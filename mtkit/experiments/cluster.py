@@ -230,6 +230,8 @@ def _train(command: list[str], place: str, root: str, log: str) -> int:
 
     If Ray kills this process, standard input of the trial's process closes, and it saves and stops.
     """
+    # a Ray that was started in the background of a script ignores SIGINT, and with it Ray's cancel
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     with open(log, "ab") as output:
         process = subprocess.Popen(

@@ -29,3 +29,14 @@ def test_a_log_gets_a_line_for_each_title_and_one_a_minute(
         for line in ("one: a", "one: b", "one: c", "one: d", "two: a"):
             show(line)
     assert capsys.readouterr().err == "one: a\none: d\ntwo: a\n"
+
+
+def test_titles_that_take_turns_do_not_fill_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mtkit.cli.progress.monotonic", lambda: 0.0)
+    with latest() as show:
+        for number in range(5):
+            show(f"one: {number}")
+            show(f"two: {number}")
+    assert capsys.readouterr().err == "one: 0\ntwo: 0\n"

@@ -34,9 +34,11 @@ def nodes() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("OMP_NUM_THREADS", "1")
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as if a script had started Ray in its background
         started = Nodes(initialize_head=True, head_node_args={**SMALL, "include_dashboard": False})
         try:
             started.add_node(**SMALL)
+            signal.signal(signal.SIGINT, before)
             yield started
         finally:
             ray.shutdown()
