@@ -33,7 +33,7 @@ from torch import Tensor
 from mtkit.attention.bases.caches import append, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, State
-from mtkit.attention.kernels.dot_product import by_hypotheses, outputs_of, scores_of, weights_of
+from mtkit.attention.kernels.dot_product import by_hypotheses, outputs_of, scores_of, upcast, weights_of
 
 
 class Pairs(NamedTuple):
@@ -134,6 +134,14 @@ class ScoreAttention(HeadAttention):
     def shown(self, pairs: Pairs) -> Tensor | None:
         """Which keys each query may see besides padding and the future, (T, S), or None if that is all."""
         return None
+
+    def with_positions(self, logits: Tensor, pairs: Pairs) -> Tensor:
+        """The logits with the bias of positions, in float32 at least; for an override of `softmax`."""
+        logits, positions = upcast(logits), self.positions
+        if positions is None:
+            return logits
+        bias = positions.bias(pairs.q, pairs.query_position, pairs.key_position, self.scale)
+        return logits if bias is None else logits + bias
 
     def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """The weights from logits and positions, in float32 at least."""
