@@ -1,12 +1,15 @@
 """The subject of the contract tests: attentions one above the other, whole sequences at once and step by step."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention import Attention, State
+from mtkit.attention import Attended, Attention, State
 from tests.contract.cases import Case
 
 
@@ -98,6 +101,24 @@ def make(case: Case, *, stir: bool = True, **site: Any) -> Stack:
             for parameter in stack.parameters():
                 parameter.add_(0.15 * torch.randn_like(parameter))
     return stack
+
+
+@contextmanager
+def heads_of_zero(stack: nn.Module) -> Iterator[None]:
+    """A context in which every `out_proj` reads zeros; an attention without one makes zeros."""
+    with ExitStack() as hooks:
+        for module in stack.modules():
+            if hasattr(module, "out_proj"):
+                hook = module.out_proj.register_forward_pre_hook(lambda _, given: (torch.zeros_like(given[0]),))
+                hooks.callback(hook.remove)
+            elif isinstance(module, Attention):
+                hook = module.register_forward_hook(lambda _, given, attended: _with_zeros(attended))
+                hooks.callback(hook.remove)
+        yield
+
+
+def _with_zeros(attended: Attended) -> Attended:
+    return replace(attended, output=torch.zeros_like(attended.output))
 
 
 def tokens(*shape: int, width: int = 32, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,14 +1,12 @@
 """No segments, no tokens, no memory: empty outputs, and zero before `out_proj` where there is nothing to attend to."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from mtkit.errors import MtkitError
 from tests.contract.cases import Case, each, plain, small, steps
-from tests.contract.stack import Stack, apart, make, memory_for, tokens
+from tests.contract.stack import Stack, apart, heads_of_zero, make, memory_for, tokens
 
 CLOSE = 1e-5
 SEGMENTS, QUERIES, KEYS = 2, 5, 6
@@ -20,10 +18,10 @@ def masks(query: Tensor, memory: Tensor | None) -> dict[str, Tensor]:
     return {name: torch.ones(x.shape[:2], dtype=torch.bool) for name, x in given.items() if x is not None}
 
 
-def nothing(stack: Stack) -> Tensor:
-    """What `out_proj` of the last layer makes of zeros."""
-    out_proj: Any = getattr(stack.layers[-1], "out_proj", None)
-    return torch.zeros(32) if out_proj is None else out_proj(torch.zeros(out_proj.in_features))
+def nothing(stack: Stack, query: Tensor, memory: Tensor) -> Tensor:
+    """What the last layer makes of heads that are zero."""
+    with heads_of_zero(stack.layers[-1]):
+        return stack(query, memory)
 
 
 @each()
@@ -52,10 +50,12 @@ def test_without_a_memory_the_result_is_zero_before_out_proj(case: Case) -> None
     stack, query, memory = make(case), tokens(SEGMENTS, QUERIES), memory_for(case, SEGMENTS, 0)
     for given in ({}, masks(query, memory)):
         output = stack(query, memory, **given)
-        assert apart(output, nothing(stack).expand(SEGMENTS, QUERIES, 32)) < CLOSE
+        assert apart(output, nothing(stack, query, memory)) < CLOSE
     with torch.no_grad():
-        output, _ = stack.walk(tokens(SEGMENTS, 3, QUERIES), stack.start(SEGMENTS, memory, hypotheses=3))
-    assert apart(output, nothing(stack).expand(SEGMENTS, 3, QUERIES, 32)) < CLOSE
+        steps = tokens(SEGMENTS, 3, QUERIES)
+        output, _ = stack.walk(steps, stack.start(SEGMENTS, memory, hypotheses=3))
+        expected = nothing(stack, steps.flatten(0, 1), memory.repeat_interleave(3, 0))
+    assert apart(output, expected.view_as(output)) < CLOSE
 
 
 @each(lambda case: small(case) and plain(case) and steps(case))

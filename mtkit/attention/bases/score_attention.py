@@ -53,7 +53,8 @@ class Pairs(NamedTuple):
     key_position: Tensor
     """(S,); positions of a shared past repeat."""
     valid: Tensor | None = None
-    """Which keys are real, (B, S), or which of a shared past each query sees, (B, T, S); None: all."""
+    """Which keys are real, (B, S), or which each query may see, (B, T, S), of a shared past or beyond `causal`; None:
+    all."""
     causal: bool = False
     """Whether queries see only the keys up to their own position. False in a step: there are no later keys."""
     task: Tensor | None = None
@@ -76,11 +77,11 @@ class Pairs(NamedTuple):
     @property
     def visible(self) -> Tensor | None:
         """Which keys each query may see, broadcastable to (B, H, T, S), or None if it may see all."""
-        if self.causal:
-            return self.query_position.unsqueeze(-1) >= self.key_position
-        if self.valid is None or self.valid.dim() == 3:
-            return self.valid if self.valid is None else self.valid.unsqueeze(1)
-        return self.valid[:, None, None]
+        triangle = self.query_position.unsqueeze(-1) >= self.key_position if self.causal else None
+        if self.valid is not None and self.valid.dim() == 3:
+            seen = self.valid.unsqueeze(1)
+            return seen if triangle is None else seen & triangle
+        return triangle if self.causal or self.valid is None else self.valid[:, None, None]
 
 
 class ScoreAttention(HeadAttention):
@@ -167,6 +168,10 @@ class ScoreAttention(HeadAttention):
             dropout=self.dropout if pairs.state is None else 0.0,
         )
 
+    def seen(self, inputs: Inputs) -> Tensor | None:
+        """The `valid` of a forward pass: which keys are real, (B, S), or which each query may see, (B, T, S)."""
+        return inputs.context_valid
+
     def pairs(
         self, query: Tensor, memory: Tensor | None = None, valid: Tensor | None = None, task: Tensor | None = None
     ) -> Pairs:
@@ -179,7 +184,7 @@ class ScoreAttention(HeadAttention):
     def attend(self, inputs: Inputs) -> Attended:
         """Sums of the values under the weights of all pairs."""
         need_weights = inputs.need_weights
-        pairs = self.pairs(inputs.query, inputs.memory, inputs.context_valid, inputs.task)
+        pairs = self.pairs(inputs.query, inputs.memory, self.seen(inputs), inputs.task)
         carry = inputs.carry if self.site.layer else None
         read = self.weights_to_regularize(pairs) if self.regularizes_weights and not need_weights else None
         weighing = need_weights or (self.regularizes_weights and read is None)

@@ -94,13 +94,15 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """The heads' outputs (B, H, T, V), and on request the weights (B, H, T, S).
 
-    q (B, H, T, K), k (B, G, S, K), v (B, G', S, V) where G and G' divide H; valid (B, S). Causal queries and keys have
-    the same positions. Padding is on the right, so that the triangle alone hides it from every real query.
+    q (B, H, T, K), k (B, G, S, K), v (B, G', S, V) where G and G' divide H; valid (B, S), or which keys each query may
+    see, (B, T, S). Causal queries and keys have the same positions. Padding is on the right, so that the triangle alone
+    hides it from every real query.
     """
+    by_query = valid is not None and valid.dim() == 3
     # in inference mode alone: a pass that is run again with gradients must be the same to the last digit
     few = k.shape[2] <= FEW and torch.is_inference_mode_enabled() and torch.get_num_threads() == 1
     if few and is_plain(positions) and supports_cached(q, k, v) and not (causal or dropout or need_weights):
-        visible = None if valid is None else valid[:, None, None]
+        visible = None if valid is None else valid.unsqueeze(2) if by_query else valid[:, None, None]
         heads = attend_cached(q.transpose(1, 2), k.unsqueeze(1), v.unsqueeze(1), scale=scale, visible=visible)
         return heads.transpose(1, 2), None
     if need_weights or (positions is not None and positions.on_values):
@@ -116,14 +118,15 @@ def attend(
             dropout=dropout,
         )
     bias = None if positions is None else positions.bias(q, _range(q), _range(k), scale)
-    if valid is None or causal:
+    if valid is None or (causal and not by_query):
         if bias is None:
             return _fused_by_group(q, k, v, scale=scale, dropout=dropout, is_causal=causal), None
         mask = bias.masked_fill(~_triangle(q, k), float("-inf")) if causal else bias
         return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=mask), None
-    some = valid.any(-1)[:, None, None, None]  # (B, 1, 1, 1)
+    visible = valid[:, None] & _triangle(q, k) if causal else valid[:, None] if by_query else valid[:, None, None]
+    some = visible.any(-1, keepdim=True)  # (B, 1, 1 or T, 1)
     # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
-    mask = valid[:, None, None, :] | ~some
+    mask = visible | ~some
     if bias is not None:
         mask = bias.masked_fill(~mask, float("-inf"))
     return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=mask) * some, None
@@ -287,6 +290,8 @@ def by_hypotheses(rows: Tensor, hypotheses: int) -> Tensor:
 
 def visible_keys(q: Tensor, k: Tensor, causal: bool, valid: Tensor | None) -> Tensor | None:
     """Whether each query may see each key, broadcastable to (B, H, T, S), or None where all may see all."""
+    if valid is not None and valid.dim() == 3:
+        return valid.unsqueeze(1) & _triangle(q, k) if causal else valid.unsqueeze(1)
     if causal:
         return _triangle(q, k)
     return None if valid is None else valid[:, None, None, :]

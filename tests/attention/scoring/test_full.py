@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build, reorder
+from mtkit.attention.bases.product_attention import MAX_SHARING
 from mtkit.attention.kernels.dot_product import attend
-from mtkit.attention.scoring.full import MAX_SHARING
 
 
 def make(role: str = "encoder", **arguments: Any) -> Any:

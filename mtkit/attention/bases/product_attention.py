@@ -1,0 +1,241 @@
+"""The base of attention by scaled dot products over all keys: fused kernels, and caches that hypotheses share.
+
+Equation: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, arXiv 1706.03762, equation 1. A mechanism may limit
+the keys of a query by `seen`, and by the `valid` of `newest`.
+Cost: O(T S) time. Memory is O(T) with the fused kernel, O(T S) if weights are requested. A step costs O(N t) for each
+of up to 16 hypotheses, which share one cache (O(t) if `attend_cached` computes it), and O(t) if there are more.
+
+Beam search: each step appends one row per hypothesis to a cache that the segment's hypotheses share, and a boolean mask
+marks the rows that belong to a hypothesis's own past. `reorder` copies only these masks, not keys and values. One
+product computes the scores of all rows; rows of other hypotheses are masked. Before a large cache grows, rows that no
+hypothesis descends from are removed.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.bases.caches import capacity_for
+from mtkit.attention.bases.pattern_attention import HeadGroup
+from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
+from mtkit.attention.contract import Attended, Beginning, Inputs, State, packing
+from mtkit.attention.kernels.dot_product import (
+    attend,
+    attend_cached,
+    cached_is_faster,
+    is_plain,
+    safe_softmax,
+    supports_cached,
+)
+
+MAX_SHARING = 16
+"""Maximum number of hypotheses that share a cache: each computes scores for the rows of all."""
+
+FIRST_CAPACITY = 32
+"""Rows that a new cache can hold; it grows by half."""
+
+COMPACTED = 128
+"""Capacity from which unseen rows are removed; in a smaller cache, reading them costs less than removing them."""
+
+
+class ProductAttention(ScoreAttention):
+    """Scaled dot-product attention over all keys that a query may see."""
+
+    transposed = False
+
+    def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
+        """softmax(Q K^T / sqrt(K)) V over the visible keys: one kernel for a whole sequence, another for a step."""
+        q, keys, values, visible = pairs.q, pairs.keys, pairs.values, pairs.visible
+        if pairs.state is None:
+            heads, weights = attend(
+                q,
+                keys,
+                values,
+                scale=self.scale,
+                causal=pairs.causal,
+                valid=pairs.valid,
+                positions=self.positions,
+                dropout=self.dropout,
+                need_weights=need_weights,
+            )
+            return heads, weights, None
+        hidden = 1 if visible is None or visible.shape[2] == 1 else q.shape[2]  # each hypothesis sees its own past
+        if need_weights or not (
+            is_plain(self.positions) and supports_cached(q, keys, values) and cached_is_faster(q, keys, hidden)
+        ):
+            return super().attended(pairs, carry, need_weights)
+        heads = attend_cached(
+            q.transpose(1, 2),
+            keys.unsqueeze(1),
+            values.unsqueeze(1),
+            scale=self.scale,
+            visible=None if visible is None else visible.transpose(1, 2),
+        )
+        return heads.transpose(1, 2), None, None
+
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
+        """Return an empty cache for all hypotheses of a segment; in the cross role the projected source.
+
+        New tensors are uninitialized: no row is read before it is written.
+        """
+        if inputs.memory is not None:
+            return super().begin(inputs)
+        batch_size, capacity = inputs.batch_size, capacity_for(0, FIRST_CAPACITY)
+        p, like = self.projection, self.q_proj.weight
+        shared = {
+            "keys": like.new_empty(batch_size, p.key_heads, capacity, p.key_width),
+            "values": like.new_empty(batch_size, p.value_heads, capacity, p.value_width),
+            "position": like.new_empty(batch_size, capacity, dtype=torch.long),  # the same in all segments
+        }
+        seen = like.new_empty(batch_size, inputs.hypotheses, capacity, dtype=torch.bool)
+        return {"shared": shared, "seen": seen, "rows": 0, "count": 0}, None
+
+    def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
+        """Return the pairs of a step with query (B, N, D), N queries of one segment, and the state with their rows.
+
+        Keys are the M rows written so far; `valid` is (B, N, M), or None if there is one row per position.
+        `key_position` is correct only if the positions slot reads it. More than `MAX_SHARING` hypotheses get one cache
+        each from the step in which they start or branch off from a common past.
+        """
+        if "seen" in state and query.shape[1] > MAX_SHARING and _has_one_row_per_position(state):
+            state = _separate_caches(state, query.shape[1])
+        if "seen" not in state:
+            return super().newest(query, state)
+        here = torch.full((1,), state["count"], device=query.device)
+        q, k, v = self.queries_keys_values(query, here)
+        state = _append_rows(state, k, v)
+        shared, rows = state["shared"], state["rows"]
+        # positions of the first segment; the batch may be empty by now
+        positions = here if self.positions is None else shared["position"][:1, :rows].sum(0)
+        columns = {name: shared[name][:, :, :rows] for name in ("keys", "values")}
+        seen = None if _has_one_row_per_position(state) else state["seen"][:, :, :rows]
+        return Pairs(q, columns, here, positions, seen, state=state, hypotheses=query.shape[1]), state
+
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
+        """Attend at O(N t) per hypothesis; weights are (B, H, N, t), by position."""
+        attended, state = super().advance(inputs, state)
+        if attended.weights is not None and "seen" in state and not _has_one_row_per_position(state):
+            weights, seen = attended.weights, state["seen"][:, None, :, : state["rows"]]
+            attended.weights = weights[seen.expand_as(weights)].view(*weights.shape[:3], state["count"])
+        return attended, state
+
+    def weights_to_regularize(self, pairs: Pairs) -> Tensor | None:
+        """Compute the weights of some heads separately: the fused kernel, which returns none, serves all outputs."""
+        if len(self.weighed_heads) == self.site.heads:
+            return None
+        group = HeadGroup(self.weighed_heads, self.site.heads)
+        return group.weights(pairs.q, pairs.keys, scale=self.scale, visible=pairs.visible, positions=self.positions)
+
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
+        """Equation 1 with the full matrix of scores."""
+        return self.literal(inputs)
+
+    def literal(self, inputs: Inputs, seen: Tensor | None = None) -> Attended:
+        """The same over the keys that each query sees, (B, T, S); None: over all."""
+        valid = inputs.context_valid
+        q = self.queries(inputs.query)
+        k, v = self.keys_values(inputs.context)
+        group = self.site.heads // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(self.site.heads // v.shape[1], 1)
+        i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+        scores = torch.einsum("bhtk,bhsk->bhts", q, k) * self.scale
+        visible = torch.ones_like(scores, dtype=torch.bool)
+        if self.site.causal:
+            visible = visible & (j <= i)
+        if valid is not None:
+            visible = visible & valid[:, None, None, :]
+        if seen is not None:
+            visible = visible & seen.unsqueeze(1)
+        if self.positions is not None:
+            bias = self.positions.bias(q, i[:, 0], j, self.scale)
+            scores = scores if bias is None else scores + bias
+        weights = safe_softmax(scores, visible)
+        heads = torch.einsum("bhts,bhsv->bhtv", weights, v)
+        if self.positions is not None:
+            extra = self.positions.values(weights, i[:, 0], j)
+            heads = heads if extra is None else heads + extra
+        return Attended(self.merge_heads(heads, inputs.query), weights=weights)
+
+
+def _append_rows(state: State, k: Tensor, v: Tensor) -> State:
+    """Append one row per hypothesis to the state: k (B, G, N, K), v (B, G, N, V)."""
+    hypotheses = k.shape[2]
+    state = _ensure_capacity(state, hypotheses)
+    shared, seen, rows = state["shared"], state["seen"], state["rows"]
+    end = rows + hypotheses
+    if shared["keys"].dtype != k.dtype:  # only the first step under autocast shows the type of the keys
+        shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
+    # the test for finite values would stall an accelerator
+    if hypotheses > 1 and not (v.device.type == "cpu" and bool(v.sum().isfinite())):
+        # 0 * NaN would reach hypotheses that do not see the row: the NaN moves to its key, whose score is masked
+        broken = ~v.isfinite().all(-1).all(1)  # (B, N)
+        k, v = k.masked_fill(broken[:, None, :, None], torch.nan), v.nan_to_num(0.0, 0.0, 0.0)
+    shared["keys"][:, :, rows:end] = k
+    shared["values"][:, :, rows:end] = v
+    shared["position"][:, rows:end] = state["count"]
+    after = {"shared": shared, "seen": seen, "rows": end, "count": state["count"] + 1}
+    if _has_one_row_per_position(after):  # every hypothesis sees every row; the mask is not read
+        return after
+    if _has_one_row_per_position(state):
+        seen[:, :, :rows] = True
+    seen[:, :, rows:end] = torch.eye(hypotheses, dtype=torch.bool, device=seen.device)
+    return after
+
+
+def _ensure_capacity(state: State, hypotheses: int) -> State:
+    """Return the state with capacity for one more row per hypothesis; a full cache grows by half."""
+    room = state["seen"].shape[2]
+    if state["rows"] + hypotheses <= room:
+        return state
+    if room >= COMPACTED and len(state["seen"]) and not _has_one_row_per_position(state):
+        state = _remove_unseen(state)
+    end = state["rows"] + hypotheses
+    room = max(room, capacity_for(end, end + end // 2))
+    shared = {name: _grow(value, 1 if name == "position" else 2, room) for name, value in state["shared"].items()}
+    return {**state, "shared": shared, "seen": _grow(state["seen"], 2, room)}
+
+
+def _remove_unseen(state: State) -> State:
+    """Return the state without the rows that no hypothesis sees any more.
+
+    Each position keeps as many rows as the segment with the most seen rows there needs, so that all segments keep rows
+    of the same positions.
+    """
+    rows = state["rows"]
+    seen = state["seen"][:, :, :rows]
+    position, unseen = state["shared"]["position"][0, :rows], ~seen.any(1)  # (M,), ascending, and (B, M)
+    needed = torch.zeros(len(seen), state["count"], dtype=torch.long, device=seen.device)
+    needed = needed.index_add_(1, position, (~unseen).long()).amax(0)  # (L,)
+    within = torch.arange(rows, device=seen.device) - torch.searchsorted(position, position)
+    stays = (within < needed[position]).nonzero().squeeze(1)  # (M',)
+    chosen = (2 * position + unseen).argsort(dim=1, stable=True)[:, stays]  # (B, M'), seen rows first
+
+    def gathered(x: Tensor, dim: int) -> Tensor:
+        index = chosen.view(len(seen), *[1] * (dim - 1), -1, *[1] * (x.dim() - dim - 1))
+        return x.narrow(dim, 0, rows).take_along_dim(index, dim)
+
+    shared = {name: gathered(value, 1 if name == "position" else 2) for name, value in state["shared"].items()}
+    return {**state, "shared": shared, "seen": gathered(seen, 2), "rows": len(stays)}
+
+
+def _separate_caches(state: State, hypotheses: int) -> State:
+    """Return one cache per hypothesis (`step_cache`): views of a past that all hypotheses share.
+
+    The cache is full, so that `append` copies it before writing.
+    """
+    rows = {name: state["shared"][name][:, None, :, : state["rows"]] for name in ("keys", "values")}
+    return {**{name: x.expand(-1, hypotheses, -1, -1, -1) for name, x in rows.items()}, "count": state["count"]}
+
+
+def _has_one_row_per_position(state: State) -> bool:
+    """Whether no hypothesis has branched off yet, so that every hypothesis sees every row."""
+    return bool(state["rows"] == state["count"])
+
+
+def _grow(x: Tensor, dim: int, room: int) -> Tensor:
+    """Grow x to `room` entries along `dim`; the new entries are uninitialized."""
+    wider = x.new_empty([room if number == dim else size for number, size in enumerate(x.shape)])
+    wider.narrow(dim, 0, x.shape[dim]).copy_(x)
+    return wider

@@ -1,0 +1,191 @@
+"""Group attention: each sentence of a document attends to itself, or to its source sentence; upper layers also to all.
+
+Paper: Bao, Zhang, Teng, Chen and Luo, "G-Transformer for Document-level Machine Translation", ACL 2021, arXiv
+2105.14761, section 4, and the authors' code, baoguangsheng/g-transformer. Lower layers have group attention: a query
+sees the keys of its own sentence, in the cross role of the source sentence with its number. The top `context_layers`
+add full attention with projections of its own: y = g * local + (1 - g) * full with g = sigmoid(W [local; full] + b),
+after both output projections. The paper's text was not at hand; the equations are those of the code.
+Departures: sentences are counted from break pieces by `mtkit.attention.marks`; there is no tag for tokens outside
+sentences. A target sentence beyond the last source sentence reads the last one (the authors' code gives NaN).
+Regularizers read the group attention.
+Cost: O(T²); group attention is computed under a mask. A step costs O(t).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.bases.product_attention import ProductAttention
+from mtkit.attention.bases.score_attention import Pairs
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
+from mtkit.attention.kernels.dot_product import upcast
+from mtkit.attention.marks import sentences
+from mtkit.attention.options import Natural, Within
+
+
+class Group(ProductAttention):
+    """Attention within each sentence of a document; upper layers mix it with full attention.
+
+    context_layers: number of layers, from the top, that also attend to all sentences. gate_bias: initial bias of the
+    gate between the two; a positive one favours the own sentence.
+    """
+
+    roles = published = frozenset({"encoder", "decoder", "cross"})
+    paper = "Bao et al. 2021, arXiv 2105.14761"
+    small: ClassVar[dict[str, Any]] = {"context_layers": 1}
+    variants = ({"context_layers": 0}, {"context_layers": 2, "gate_bias": 1.0})
+    reads_marks = True
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        context_layers: Natural = 2,
+        gate_bias: Annotated[float, Within(-30.0, 30.0)] = 0.0,
+    ) -> None:
+        super().__init__(site)
+        self.context: ProductAttention | None = None
+        if site.layer >= site.layers - context_layers:
+            self.context = ProductAttention(replace(site, regularizer=None))
+            self.gate = nn.Linear(2 * site.d_model, site.d_model)
+            nn.init.xavier_uniform_(self.gate.weight)
+            nn.init.constant_(self.gate.bias, gate_bias)
+
+    def attend(self, inputs: Inputs) -> Attended:
+        """Group attention; in context layers mixed with full attention, whose weights are returned."""
+        if self.context is None:
+            return super().attend(inputs)
+        local = super().attend(replace(inputs, need_weights=False))
+        wide = self.context.attend(inputs)
+        return self._mixed(local, wide)
+
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
+        """Return the states of both attentions; of the past, a query sees what begins at "first" (B, N)."""
+        local, _ = super().begin(inputs)
+        if inputs.memory is None:
+            zeros = torch.zeros(
+                inputs.batch_size, inputs.hypotheses, dtype=torch.long, device=self.q_proj.weight.device
+            )
+            local |= {"sentence": zeros, "first": zeros.clone()}
+        elif inputs.memory_marks is not None:
+            source = sentences(inputs.memory_marks)
+            local["source"] = {"shared": {"sentence": source, "last": _last(source, inputs.memory_valid)}}
+        if self.context is None:
+            return {"local": local}, None
+        return {"local": local, "context": self.context.begin(inputs)[0]}, None
+
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
+        """The same for the newest token of each hypothesis, whose sentence is in `inputs.query_marks`."""
+        before = self._in_sentence(state["local"], inputs)
+        if self.context is None:
+            attended, local = super().advance(inputs, before)
+            return attended, {"local": local}
+        attended, local = super().advance(replace(inputs, need_weights=False), before)
+        wide, context = self.context.advance(inputs, state["context"])
+        return self._mixed(attended, wide), {"local": local, "context": context}
+
+    def _mixed(self, local: Attended, wide: Attended) -> Attended:
+        """The gated sum of both outputs, with the losses of the first and the weights of the second."""
+        gate = self._gate(local.output, wide.output)
+        output = gate * local.output + (1 - gate) * wide.output
+        return Attended(output, weights=wide.weights, losses=local.losses)
+
+    def _gate(self, local: Tensor, wide: Tensor) -> Tensor:
+        """The share (..., D) of the group attention."""
+        return upcast(self.gate(torch.cat([local, wide], -1))).sigmoid().type_as(local)
+
+    def seen(self, inputs: Inputs) -> Tensor | None:
+        """Return which real keys are in the query's sentence, (B, T, S)."""
+        if inputs.context_marks is None:  # the context is one sentence
+            return inputs.context_valid
+        own = key = sentences(inputs.context_marks)
+        if inputs.memory is not None:
+            own = torch.zeros_like(key[:, :1]) if inputs.query_marks is None else sentences(inputs.query_marks)
+            own = own.minimum(_last(key, inputs.memory_valid))
+        same = own.unsqueeze(2) == key.unsqueeze(1)
+        return same if inputs.context_valid is None else same & inputs.context_valid.unsqueeze(1)
+
+    def shown(self, pairs: Pairs) -> Tensor | None:
+        """Return the keys of the query's sentence as regularizers read them, (B, 1, T, S)."""
+        return None if pairs.valid is None or pairs.valid.dim() == 2 else pairs.valid.unsqueeze(1)
+
+    def _in_sentence(self, state: State, inputs: Inputs) -> State:
+        """Return the state of the group attention with the sentences of the newest tokens."""
+        if inputs.query_marks is None:
+            return state
+        sentence = sentences(inputs.query_marks)
+        if self.site.role == "cross":
+            return {**state, "sentence": sentence}
+        first = torch.where(sentence == state["sentence"], state["first"], state["count"])
+        return {**state, "sentence": sentence, "first": first}
+
+    def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
+        """Return the pairs of a step, limited to the sentences that `_in_sentence` and `begin` wrote into the state."""
+        pairs, after = super().newest(query, state)
+        if self.site.role == "cross":
+            if "source" in state:
+                source = state["source"]["shared"]
+                own = state.get("sentence", torch.zeros_like(source["last"])).minimum(source["last"])
+                same = own.unsqueeze(2) == source["sentence"].unsqueeze(1)
+                pairs = pairs._replace(valid=same if pairs.valid is None else same & pairs.valid.unsqueeze(1))
+            return pairs, after
+        first = state["first"]
+        after = {**after, "sentence": state["sentence"], "first": first}
+        if "seen" in after:
+            position = after["shared"]["position"][:, None, : after["rows"]]
+            own_sentence = position >= first.unsqueeze(2)  # (B, N, rows)
+        else:  # each hypothesis has a cache of its own
+            own_sentence = pairs.key_position >= first.view(-1, 1, 1)  # (B*N, 1, t)
+        valid = own_sentence if pairs.valid is None else own_sentence & pairs.valid
+        return pairs._replace(valid=valid, state=after), after
+
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
+        """The same with a loop over queries for the sentences, and the gate written literally."""
+        local = self.literal(inputs, self._literal_groups(inputs))
+        if self.context is None:
+            return local
+        wide = self.context.literal(inputs)
+        gate = torch.sigmoid(torch.cat([local.output, wide.output], -1) @ self.gate.weight.T + self.gate.bias)
+        return Attended(gate * local.output + (1 - gate) * wide.output, weights=wide.weights)
+
+    def _literal_groups(self, inputs: Inputs) -> Tensor:
+        """Return P_i = {j : n_j = n_i}, with n_i = min(n_i, last real source sentence) in the cross role."""
+        seen = torch.zeros(*inputs.query.shape[:2], inputs.context.shape[1], dtype=torch.bool)
+        for segment, rows in enumerate(seen):
+            own, key = (
+                [0] * x.shape[1] if marks is None else [mark // 2 for mark in marks[segment].tolist()]
+                for x, marks in ((inputs.query, inputs.query_marks), (inputs.context, inputs.context_marks))
+            )
+            real = key
+            if inputs.memory_valid is not None:
+                real = [n for n, valid in zip(key, inputs.memory_valid[segment].tolist(), strict=True) if valid]
+            for i, row in enumerate(rows):
+                sentence = min(own[i], max(real, default=0)) if self.site.role == "cross" else own[i]
+                row[[j for j, n in enumerate(key) if n == sentence]] = True
+        return seen
+
+    @torch.no_grad()
+    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Add the mean share of the group attention in a context layer."""
+        learned = super().learned_numbers(inputs)
+        if inputs is not None and self.context is not None:
+            inputs = replace(inputs, need_weights=False)
+            gate = self._gate(super().attend(inputs).output, self.context.attend(inputs).output)
+            learned["own sentence"] = token_means(gate.mean(-1)[:, None], inputs.query_valid)
+        return learned
+
+    def adopt(self, full_state: Mapping[str, Tensor]) -> None:
+        """Load the weights of `full` into both attentions."""
+        super().adopt(full_state)
+        if self.context is not None and not any(name.startswith("context.") for name in full_state):
+            self.context.adopt(full_state)
+
+
+def _last(sentence: Tensor, valid: Tensor | None) -> Tensor:
+    """Return the last real sentence (B, 1) of sentence numbers (B, S)."""
+    real = sentence if valid is None else sentence.masked_fill(~valid, torch.iinfo(sentence.dtype).min)
+    return real.amax(1, keepdim=True)
