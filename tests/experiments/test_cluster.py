@@ -79,7 +79,7 @@ def test_a_node_that_dies_loses_no_trial(tiny: Made, opened: Opened, nodes: Any)
         raylet = nodes.worker_nodes.copy().pop().all_processes["raylet"][0].process.pid
         below = descendants(raylet)
         killed.extend(name for name, number in running.items() if number in below)
-        for number in below:
+        for number in (raylet, *below):  # from the top: a task must not report the end of its process
             os.kill(number, signal.SIGKILL)
         nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
 
@@ -96,17 +96,17 @@ def test_a_node_that_dies_loses_no_trial(tiny: Made, opened: Opened, nodes: Any)
     nodes.add_node(**SMALL)
 
 
-def descendants(parent: int) -> set[int]:
-    """The ids of the processes below a process."""
+def descendants(parent: int) -> list[int]:
+    """The ids of the processes below a process, parents first."""
     pairs = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split("\n")
     children: dict[int, list[int]] = {}
     for line in filter(None, pairs):
         number, above = map(int, line.split())
         children.setdefault(above, []).append(number)
-    found, new = set(), [parent]
+    found, new = list[int](), [parent]
     while new:
         new = [child for each in new for child in children.get(each, [])]
-        found.update(new)
+        found += new
     return found
 
 
