@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtkit.experiments.folder import Folder
-from mtkit.experiments.rows import curve, of, validation_score
+from mtkit.experiments.rows import curve, of, search_score
 from mtkit.experiments.search import require_optuna
 from mtkit.experiments.study import Study
 from mtkit.experiments.trials import Trial
@@ -85,7 +85,7 @@ def is_worse(pruner: str, mine: Curve, complete: Sequence[Curve], others: Sequen
     ):
         trial = study.ask()
         _reported(trial, points)
-        best = max(validation_score({"valid": point}) for point in points)
+        best = max(search_score({"valid": point}) for point in points)
         study.tell(trial, best if state == optuna.trial.TrialState.COMPLETE else None, state)
     return _reported(study.ask(), mine)
 
@@ -94,6 +94,6 @@ def _reported(trial: Any, points: Curve) -> bool:
     """Report a curve to Optuna, which keeps its scores at the steps of halving; return the decision at its end."""
     stop = False
     for step, point in enumerate(points, start=1):
-        trial.report(validation_score({"valid": point}), step)
+        trial.report(search_score({"valid": point}), step)
         stop = trial.should_prune()
     return stop

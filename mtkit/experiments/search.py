@@ -9,7 +9,7 @@ import numpy as np
 
 from mtkit.errors import MtkitError
 from mtkit.experiments.entries import is_whole
-from mtkit.experiments.rows import Row, is_measured, validation_score
+from mtkit.experiments.rows import Row, is_measured, search_score
 from mtkit.experiments.study import Range, SearchSettings
 
 if TYPE_CHECKING:
@@ -61,10 +61,10 @@ def _outcome(row: Row | None) -> dict[str, Any]:
 
     if row is None:
         return {"state": TrialState.RUNNING}
-    scores = [validation_score({"valid": point}) for point in row.get("curve", [])]
+    scores = [search_score({"valid": point}) for point in row.get("curve", [])]
     if row.get("pruned") and np.isfinite(scores).all():
         return {"state": TrialState.PRUNED, "intermediate_values": dict(enumerate(scores, start=1))}
-    if is_measured(row) and np.isfinite(score := validation_score(row)):
+    if is_measured(row) and np.isfinite(score := search_score(row)):
         return {"state": TrialState.COMPLETE, "value": score}
     return {"state": TrialState.FAIL}
 

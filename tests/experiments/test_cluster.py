@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def test_a_node_that_dies_loses_no_trial(tiny: Made, opened: Opened, nodes: Any)
         below = descendants(raylet)
         killed.extend(name for name, number in running.items() if number in below)
         for number in (raylet, *below):  # from the top: a task must not report the end of its process
-            os.kill(number, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
         nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
 
     assert run(folder, plan, data, nodes.address, show) is None

@@ -48,6 +48,13 @@ def test_a_lower_loss_is_better() -> None:
     assert not is_worse("median", points(2.5, by="loss"), complete)
 
 
+def test_the_loss_orders_equal_scores() -> None:
+    good, bad = ([{"update": 10, "bleu": 0.0, "nll": loss, "best_by": "bleu"}] for loss in (5.0, 6.0))
+    assert is_worse("halving", bad, [], [good])
+    assert not is_worse("halving", good, [], [bad])
+    assert is_worse("median", bad, [good] * 3 + [bad] * 2)
+
+
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_halving_keeps_the_better_half_at_powers_of_two(step: int) -> None:
     others = [points(*[value] * 4) for value in (1, 2, 3, 4, 5)]

@@ -54,6 +54,17 @@ def test_the_same_trials_give_the_same_next_point(method: str) -> None:
     assert (points(chosen, better, [])[-1] == points(chosen, rows, [])[-1]) == (method == "random")
 
 
+def test_the_loss_orders_equal_scores() -> None:
+    rows = [measured(point, 0.0) for point in tried(search(RATE, trials=7), by_rate)]
+    nexts = [
+        points(
+            search(RATE), [each | {"valid": {"bleu": 0.0, "nll": nll, "best_by": "bleu"}} for each, nll in pairs], []
+        )
+        for pairs in (zip(rows, range(7), strict=True), zip(rows, range(7, 0, -1), strict=True))
+    ]
+    assert nexts[0][-1] != nexts[1][-1]
+
+
 def test_points_are_in_their_ranges() -> None:
     settings = {
         **RATE,
