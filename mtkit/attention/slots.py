@@ -171,6 +171,8 @@ class Regularizer(Slot):
     """Whether it reads the attention weights, so that they must be computed."""
     weighed_heads: int | None = None
     """Number of heads, from the first, whose weights it reads; None: all."""
+    reads_marks: bool = False
+    """Whether `forward` takes the keys' marks (B, S) or None, as `marks`."""
 
     def forward(
         self,

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mtkit.attention import Attended, Attention, Beginning, Inputs, Site, State, reorder
+from mtkit.attention import Attended, Attention, Beginning, Inputs, Site, State, build, mechanisms, reorder
 from mtkit.attention.marks import marks_from, sentences
-from tests.contract.cases import Case, each, small, steps, valid_mask
+from tests.contract.cases import Case, each, small, small_options, steps, valid_mask
+from tests.contract.slots import taken
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
 from tests.contract.test_naive import CLOSE as EXACT
 from tests.contract.test_steps import REORDERED, tensors
@@ -218,6 +219,26 @@ def test_marks_survive_low_precision_and_checkpoints(case: Case) -> None:
     late = {name: value + 2 * 1001 if name.endswith("marks") else value for name, value in inputs.items()}
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):  # bfloat16 has no 1001
         assert apart(stack(**late).float(), expected[0]) < 0.05
+
+
+GUIDED = [
+    pytest.param(name, role, id=f"{name}-{role}")
+    for name, mechanism in mechanisms().items()
+    for role in ("encoder", "decoder")
+    if role in mechanism.roles and mechanism.weights and ("regularizer", "guided") in taken(mechanism, role)
+]
+
+
+@pytest.mark.parametrize(("name", "role"), GUIDED)
+def test_a_regularizer_gets_the_marks_from_every_mechanism_that_takes_it(name: str, role: str) -> None:
+    options = small_options(mechanisms()[name].kind)
+    regularizer = {"name": "guided", "patterns": "separator:1", "weight": 1.0}
+    stack = Stack([build(name, role=role, d_model=32, heads=4, regularizer=regularizer, **options)]).train()
+    (attention,), query, marks = stack.layers, tokens(2, 9), marks_from(torch.arange(9).expand(2, 9) % 3 == 1)
+    assert attention.reads_marks
+    valid = valid_mask([9, 6], 9)
+    assert attention(query, query_valid=valid).losses["guided"] == 0
+    assert attention(query, query_valid=valid, query_marks=marks).losses["guided"] > 0
 
 
 class SentenceMeans(Attention):

@@ -41,6 +41,8 @@ class HeadAttention(Attention):
         self.regularizer: Regularizer | None = fill("regularizer", site)
         if self.regularizer is not None:
             self.learns_by_steps = False
+        if self.regularizer is not None and self.regularizer.reads_marks:
+            self.reads_marks = True
         if self.regularizer is not None and self.regularizer.needs_weights and not self.weights:
             raise MtkitError("this regularizer reads attention weights, but its mechanism has none")
 
@@ -123,12 +125,17 @@ class HeadAttention(Attention):
         query_valid: Tensor | None,
         memory_valid: Tensor | None = None,
         visible: Tensor | None = None,
+        marks: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The losses of the regularizer; none outside training. In the self roles the memory is the query."""
+        """The losses of the regularizer; none outside training. In the self roles the memory is the query.
+
+        marks (B, S) of the keys, if a mechanism has weights that the regularizer may read.
+        """
         if self.regularizer is None or not self.training:
             return {}
         value_valid = memory_valid if self.site.role == "cross" else query_valid
-        result: dict[str, Tensor] = self.regularizer(heads, values, weights, query_valid, value_valid, visible)
+        more = {"marks": marks} if self.regularizer.reads_marks else {}
+        result: dict[str, Tensor] = self.regularizer(heads, values, weights, query_valid, value_valid, visible, **more)
         return result
 
     @property

@@ -247,7 +247,8 @@ class PatternAttention(HeadAttention):
         q = self.queries(inputs.query)
         heads, weights = self.attended(q, k, v, valid=valid, need_weights=inputs.need_weights)
         read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
-        losses = self.losses(heads, v, read[0], inputs.query_valid, inputs.memory_valid, read[1])
+        masks = inputs.query_valid, inputs.memory_valid, read[1]
+        losses = self.losses(heads, v, read[0], *masks, inputs.context_marks)
         return Attended(self.merge_heads(heads, inputs.query), weights=weights, losses=losses)
 
     def weights_to_regularize(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:

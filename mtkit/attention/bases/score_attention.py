@@ -190,7 +190,8 @@ class ScoreAttention(HeadAttention):
         weighing = need_weights or (self.regularizes_weights and read is None)
         heads, weights, carried = self.attended(pairs, carry, weighing)
         weighed = weights if read is None else read
-        losses = self.losses(heads, pairs.values, weighed, inputs.query_valid, inputs.memory_valid, self.shown(pairs))
+        masks = inputs.query_valid, inputs.memory_valid, self.shown(pairs)
+        losses = self.losses(heads, pairs.values, weighed, *masks, inputs.context_marks)
         return Attended(self.merge_heads(heads, inputs.query), carried, weights if need_weights else None, losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

@@ -127,7 +127,9 @@ class BigBird(PatternAttention):
         read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
         n = self.nodes
         weights, weighed, visible = (None if x is None else x[..., n:, n:] for x in (weights, *read))
-        losses = self.losses(heads[:, :, n:], v[:, :, n:], weighed, query_valid, visible=visible)
+        losses = self.losses(
+            heads[:, :, n:], v[:, :, n:], weighed, query_valid, visible=visible, marks=inputs.query_marks
+        )
         return self._split_nodes(tokens, heads, weights=weights, losses=losses)
 
     @packing

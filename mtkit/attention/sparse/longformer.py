@@ -96,7 +96,7 @@ class Longformer(PatternAttention):
         read, visible = self.weights_to_regularize(q, k, query_valid) if self.regularizes_weights else (None, None)
         if read is not None and first_weights is not None:
             read = self._with_first(first_weights[:, : read.shape[1]], read)
-        losses = self.losses(heads, v, read, query_valid, visible=visible)
+        losses = self.losses(heads, v, read, query_valid, visible=visible, marks=inputs.query_marks)
         return Attended(self.merge_heads(heads, query), weights=weights, losses=losses)
 
     def _with_first(self, first: Tensor, weights: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from mtkit.attention import build
 from mtkit.attention.contract import Site
 from mtkit.attention.heads.guided import Guided
+from mtkit.attention.marks import marks_from
 from mtkit.errors import MtkitError
 from tests.contract.counting import Count
 
@@ -65,6 +66,33 @@ def test_the_loss_is_the_squared_distance_to_the_patterns_matrix() -> None:
     torch.testing.assert_close(loss("first:1,next:2", weights, VALID), expected)
     only_next = loss("next:2", weights[:, 1:3], VALID, reduction="mse")
     torch.testing.assert_close(only_next, torch.stack(cells).mean())
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+@pytest.mark.parametrize("reduction", ["row", "mse"])
+def test_separators_that_a_row_sees_share_its_weight(role: str, reduction: str) -> None:
+    """Against targets written out: rows that see no separator left out, as are padding's separators."""
+    weights, breaks = torch.rand(2, 4, 6, 6).softmax(-1), [{2, 4}, {0, 1, 4}]
+    marks = marks_from(torch.tensor([[j in row for j in range(6)] for row in breaks]))
+    near = (torch.arange(6).unsqueeze(1) - torch.arange(6)).abs() <= 1
+    guided = Guided(Site(role, 32, 4), patterns="self:1,separator:2", weight=1.0, reduction=reduction)
+    assert guided.reads_marks
+    rows = []
+    for b, length in enumerate((6, 3)):
+        for i in range(length):
+            last = i if role == "decoder" else length - 1
+            seen = [j for j in breaks[b] if j <= last and j < length and abs(i - j) <= 1]
+            target = torch.tensor([j in seen for j in range(6)]).float() / max(len(seen), 1)
+            distances = (weights[b, 1:3, i] - target).square().sum(-1) / (1 if reduction == "row" else length)
+            rows += distances.tolist() if seen else []
+    assert 0 < len(rows) < 18
+    alone = Guided(Site(role, 32, 4), patterns="self:1", weight=1.0, reduction=reduction)
+    nothing = torch.zeros(2, 4, 6, 8)
+    expected = alone(nothing, nothing, weights, VALID, VALID, near)["guided"] + sum(rows) / len(rows)
+    found = guided(nothing, nothing, weights, VALID, VALID, near, marks=marks)["guided"]
+    torch.testing.assert_close(found, expected)
+    without = guided(nothing, nothing, weights, VALID, VALID, near)["guided"]
+    torch.testing.assert_close(without, alone(nothing, nothing, weights, VALID, VALID, near)["guided"])
 
 
 def test_rows_whose_target_is_not_shown_count_nowhere() -> None:
