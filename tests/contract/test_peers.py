@@ -142,6 +142,16 @@ def test_delta_agrees_with_flash_linear_attention() -> None:
     torch.testing.assert_close(ours(x).output, merge_heads(ours, heads.double()), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("feature_width", [None, 5])
+def test_taylor_agrees_with_flash_linear_attention(feature_width: int | None) -> None:
+    """Its kernel over all pairs, with the same epsilon."""
+    ours = make("linear", "decoder", feature_map="taylor", feature_width=feature_width, chunk=8)
+    x = torch.randn(2, 37, 32).double()
+    q, k = (linear(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear in (ours.q_proj, ours.k_proj))
+    heads = fla("based").naive_parallel_based(q, k, heads_of(ours.v_proj, x))
+    torch.testing.assert_close(ours(x).output, merge_heads(ours, heads), rtol=1e-8, atol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

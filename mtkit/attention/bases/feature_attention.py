@@ -26,7 +26,7 @@ from mtkit.attention.kernels.feature_sums import (
     read,
     sums_of,
 )
-from mtkit.attention.slots import OWN_VECTORS, combining
+from mtkit.attention.slots import OWN_VECTORS, Projection, combining
 
 PART = 512
 """Positions of a longer memory whose features are computed at once, where a key has more of them than numbers."""
@@ -46,8 +46,17 @@ class FeatureAttention(HeadAttention):
     # other positions add to scores, which do not exist here
     slots = combining("merge", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
 
-    def __init__(self, site: Site, *, eps: float = 0.0, floor: float = 0.0, per_key: bool = False, chunk: int) -> None:
-        super().__init__(site)
+    def __init__(
+        self,
+        site: Site,
+        projection: Projection | None = None,
+        *,
+        eps: float = 0.0,
+        floor: float = 0.0,
+        per_key: bool = False,
+        chunk: int,
+    ) -> None:
+        super().__init__(site, projection)
         self.eps, self.floor, self.per_key = eps, floor, per_key
         self.chunk = chunk
 
