@@ -302,7 +302,7 @@ def outcome_of(folder: Folder, name: str) -> str:
     if "failed" in row:
         return f"{name}: failed: {row['failed']}; see {folder.log(name)}"
     if not is_measured(row):
-        return f"{name}: stopped by the pruner after {len(row['curve'])} validations"
+        return f"{name}: stopped by the pruner at validation {len(row['curve'])}"
     metric, score = next(iter(row["scores"][row["side"]].items()))
     return f"{name}: {metric} {score['value']:.2f} after {row['training']['updates']:,} updates"
 
