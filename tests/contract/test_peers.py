@@ -2,10 +2,10 @@
 
     pip install --no-deps performer-pytorch reformer-pytorch routing-transformer fla-core einops local-attention \\
         axial-positional-embedding product-key-memory mixture-of-experts colt5-attention hyper-connections \\
-        torch-einops-utils sinkhorn-transformer axial-attention
+        torch-einops-utils sinkhorn-transformer axial-attention x-transformers einx loguru
     pytest -m peer
 
-Of transformers' Reformer, see the tests of `reformer`.
+Also of transformers; of its Reformer, see the tests of `reformer`.
 """
 
 import importlib.util
@@ -184,6 +184,86 @@ def test_decayed_sums_agree_with_flash_linear_attention(name: str, options: dict
             peer = fla("gated_delta_rule").naive_recurrent_gated_delta_rule
             theirs, _ = peer(q, k, v, beta, decay.squeeze(-1), scale=1.0)
     torch.testing.assert_close(heads.transpose(1, 2), theirs.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_forgetting_agrees_with_flash_linear_attention() -> None:
+    ours, x = make("forgetting", "decoder", gate_bias=1.0), torch.randn(2, 37, 32).double()
+    q, k, v = (linear(x).unflatten(-1, (HEADS, WIDTH)) for linear in (ours.q_proj, ours.k_proj, ours.v_proj))
+    heads = fla("forgetting_attn").naive_forgetting_attn(q, k, v, ours.log_gates(x))
+    # it computes in float32
+    torch.testing.assert_close(ours(x).output, ours.out_proj(heads.double().flatten(2)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options", "theirs"),
+    [
+        ("sink", {}, {"head_learned_sink": True}),
+        ("topk", {"keys": 5}, {"sparse_topk": 5}),
+        ("sigmoid", {"bias": 0.0}, {"sigmoid": True}),
+    ],
+)
+def test_softmaxes_agree_with_x_transformers(
+    name: str, options: dict[str, Any], theirs: dict[str, Any], causal: bool
+) -> None:
+    attend = pytest.importorskip("x_transformers.attend").Attend(heads=HEADS, causal=causal, **theirs).double().eval()
+    ours, x = make(name, "decoder" if causal else "encoder", **options), torch.randn(2, 21, 32).double()
+    if name == "sink":
+        torch.nn.init.normal_(ours.sink)
+        attend.head_attn_sink.data.copy_(ours.sink)
+    heads, _ = attend(*(heads_of(linear, x) for linear in (ours.q_proj, ours.k_proj, ours.v_proj)))
+    torch.testing.assert_close(ours(x).output, merge_heads(ours, heads), rtol=1e-6, atol=1e-7)
+
+
+def test_differential_agrees_with_diffllama() -> None:
+    """Its pairs are heads n and n + H / 2, and its norm has no weight; without its rotation."""
+    peer = pytest.importorskip("transformers.models.diffllama.modeling_diffllama")
+    config = peer.DiffLlamaConfig(hidden_size=32, num_attention_heads=HEADS, attention_bias=True, rms_norm_eps=1e-5)
+    config._attn_implementation = "sdpa"
+    ours, x = make("differential", "decoder", layer=1, layers=2), torch.randn(2, 21, 32).double()
+    theirs = peer.DiffLlamaAttention(config, layer_idx=1).double().eval()
+    state = {name.replace("out_proj", "o_proj"): value for name, value in ours.state_dict().items()}
+    for name, value in state.items():
+        if name.startswith(("q_proj", "k_proj", "v_proj")):
+            state[name] = value.unflatten(0, (HEADS // 2, 2, WIDTH)).transpose(0, 1).flatten(0, 2)
+    theirs.load_state_dict(state, strict=False)  # all but the norm's weight
+    unturned = torch.ones(1, 21, WIDTH).double(), torch.zeros(1, 21, WIDTH).double()
+    # its lambda is in float32
+    torch.testing.assert_close(ours(x).output, theirs(x, unturned)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("q_rank", [None, 12])
+def test_latent_agrees_with_deepseek_v3(q_rank: int | None) -> None:
+    """Without biases, with the rotation of neighbouring channels. Its norms are in float32."""
+    peer = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    config = peer.DeepseekV3Config(
+        hidden_size=32, num_attention_heads=HEADS, num_key_value_heads=HEADS, kv_lora_rank=16, q_lora_rank=q_rank,
+        qk_rope_head_dim=4, qk_nope_head_dim=WIDTH, v_head_dim=WIDTH, rope_interleave=True,
+    )  # fmt: skip
+    config._attn_implementation = "sdpa"
+    ours, x = make("latent", "decoder", kv_rank=16, rope_width=4, q_rank=q_rank), torch.randn(2, 21, 32).double()
+    theirs = peer.DeepseekV3Attention(config, layer_idx=0).double().eval()
+    up = torch.cat([part.weight.unflatten(0, (HEADS, WIDTH)) for part in (ours.k_up_proj, ours.v_up_proj)], 1)
+    q = [ours.q_proj if q_rank is None else ours.q_up_proj, ours.q_rope_proj]
+    state = {
+        "kv_a_proj_with_mqa.weight": torch.cat([ours.down_proj.weight, ours.k_rope_proj.weight]),
+        "kv_a_layernorm.weight": ours.latent_norm.weight,
+        "kv_b_proj.weight": up.flatten(0, 1),
+        "o_proj.weight": ours.out_proj.weight,
+        f"{'q_proj' if q_rank is None else 'q_b_proj'}.weight": torch.cat(
+            [part.weight.unflatten(0, (HEADS, -1)) for part in q], 1
+        ).flatten(0, 1),
+    }
+    if q_rank is not None:
+        state |= {"q_a_proj.weight": ours.q_down_proj.weight, "q_a_layernorm.weight": ours.q_norm.weight}
+        theirs.q_a_layernorm.variance_epsilon = 1e-5
+    theirs.load_state_dict(state)
+    theirs.kv_a_layernorm.variance_epsilon = 1e-5
+    angle = torch.arange(21.0).double().unsqueeze(-1) * torch.tensor([1.0, 0.01]).double()
+    angles = torch.cat([angle, angle], -1).unsqueeze(0)
+    mask = torch.full((21, 21), -torch.inf).triu(1).double().view(1, 1, 21, 21)
+    expected = theirs(x, (angles.cos(), angles.sin()), mask)[0]
+    torch.testing.assert_close(ours(x).output, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_order_of_sinkhorn_agrees_with_sinkhorn_transformer() -> None:
