@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.bases.score_attention import ScoreAttention
+from mtkit.attention.bases.query_blocks import QueryBlocks
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.dot_product import upcast
 
@@ -25,7 +25,7 @@ class RMSNorm(nn.Module):
         return normed.type_as(x)
 
 
-class NormedHeads(ScoreAttention):
+class NormedHeads(QueryBlocks):
     """Score attention; with `qk_norm`, queries and keys are normalised before they are rotated.
 
     All heads share the weights of the two norms.

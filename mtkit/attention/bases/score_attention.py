@@ -21,6 +21,7 @@ How mechanisms of the literature are stated:
   `query_position`, serve all segments (a step counts in the cross role too);
 - lazy: the first layer of a block carries what it `weighed`; those above return the carry from `weighed`, have no
   q_proj and k_proj, and values alone as `columns`;
+- sigmoid, sink, topk: `softmax` gives other weights, from `with_positions`;
 - talking-heads: `logits` mix the scores over heads, `mixed` the weights; a `projection` sets their numbers.
 """
 

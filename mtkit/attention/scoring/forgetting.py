@@ -8,7 +8,8 @@ Departures: the output gate and the shifted keys and values of the paper's "Pro"
 output gate. With `qk_norm`, heads share the weights of the norms. In the encoder role, an extension, the gates between
 two tokens act in both directions: the sum is over min(i, j) + 1, ..., max(i, j). There is no cross role, because a
 query has no distance to a source token. The authors' pruning of forgotten keys is left out.
-Cost: O(T²) time and memory. A step costs O(t).
+Cost: O(T²) time. Memory is O(T), because scores are computed for some of the queries at a
+time and again in the backward pass, or O(T²) if weights are requested. A step costs O(t).
 
 Sums of log f fall without bound, so they are in float64: in float32, a difference of two sums near -2900 is off by
 5e-5. No value of padding matters, because padding is never between two real tokens.

@@ -11,7 +11,9 @@ configuration has the constant -7.62 = -log 2048, which the option `bias` can be
 outputs before `out_proj`, are off by default; the paper advises norms against instability early in training. The
 paper's norm is on the sub-layer's output; here, `out_proj` follows the norm, so that a sub-layer without keys gives the
 bias of `out_proj` only.
-Cost: O(T S) time and memory, because PyTorch's fused kernels have a softmax in them. A step costs O(t).
+Cost: O(T S) time, without a fused kernel, because PyTorch's have a softmax in them. Memory is O(T), because scores are
+computed for some of the queries at a time and again in the backward pass, or O(T S) if weights are requested. A step
+costs O(t).
 
 Weights of a row do not sum to 1. Alignments and coverage read them as they are.
 """

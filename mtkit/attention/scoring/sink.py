@@ -6,7 +6,8 @@ Streaming Language Models with Attention Sinks", ICLR 2024, arXiv 2309.17453. Th
 exp(s_ij) / (exp(z_h) + sum_j exp(s_ij)), which is full attention's times sigmoid(log sum_j exp(s_ij) - z_h). The essay
 was not at hand; gpt-oss' code was.
 Departures: the encoder and cross roles are extensions.
-Cost: O(T S) time and memory. A step costs O(t).
+Cost: O(T S) time. Memory is O(T), because scores are computed for some of the queries at a
+time and again in the backward pass, or O(T S) if weights are requested. A step costs O(t).
 
 Weights of a row sum to less than 1: the rest is the sink's. Dropout acts on the weights of keys, not on the sink.
 """
@@ -16,7 +17,8 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
+from mtkit.attention.bases.query_blocks import QueryBlocks
+from mtkit.attention.bases.score_attention import Pairs
 from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.options import OneOf, Within
@@ -24,7 +26,7 @@ from mtkit.attention.options import OneOf, Within
 KINDS = ("learned", "zero")
 
 
-class Sink(ScoreAttention):
+class Sink(QueryBlocks):
     """Scaled dot-product attention whose softmax has one more entry, the sink, whose value is zero.
 
     kind: whether the logit of the sink is learned in each head, or 0 ("zero", softmax1). sink_init: initial logit of a

@@ -19,20 +19,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
+from mtkit.attention.bases.query_blocks import QueryBlocks
+from mtkit.attention.bases.score_attention import Pairs
 from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.kernels.dot_product import safe_softmax, upcast
-from mtkit.attention.kernels.reproducible import replay_choice, with_recorded_choices
-from mtkit.attention.kernels.tiled_softmax import scores_at_once
+from mtkit.attention.kernels.reproducible import replay_choice
 from mtkit.attention.options import Positive
 
-LEAST = 16
-"""Queries that are computed at a time, at least."""
 
-
-class TopK(ScoreAttention):
+class TopK(QueryBlocks):
     """Scaled dot-product attention to the best keys of each query.
 
     keys: number of keys that a query sees; more if several tie for the last place.
@@ -64,26 +60,6 @@ class TopK(ScoreAttention):
         """(B, H, T, S), scaled, in float32 at least."""
         with torch.autocast(pairs.q.device.type, enabled=False):
             return super().scores(pairs)
-
-    def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
-        """The same as the base class, for some of the queries at a time if no weights are needed."""
-        rows, keys = pairs.q.shape[:3], pairs.values.shape[2]
-        size = max(scores_at_once(pairs.q.device) // (rows[0] * rows[1] * keys), LEAST)
-        if need_weights or pairs.state is not None or size >= rows[2]:
-            return super().attended(pairs, carry, need_weights)
-        heads = []
-        for first in range(0, rows[2], size):
-            part = slice(first, first + size)
-            some = pairs._replace(q=pairs.q[:, :, part], query_position=pairs.query_position[part])
-            if torch.is_grad_enabled():
-                heads.append(checkpoint(with_recorded_choices(self._heads), some, use_reentrant=False))
-            else:
-                heads.append(self._heads(some))
-        return torch.cat(heads, 2), None, None
-
-    def _heads(self, pairs: Pairs) -> Tensor:
-        """Return the heads' outputs (B, H, T, V) of these pairs."""
-        return super().attended(pairs, None, False)[0]
 
     def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """Return the weights of the best keys; all others have zero."""

@@ -1,4 +1,4 @@
-"""Top-k attention: limits, ties, what is ranked, and blocks of queries."""
+"""Top-k attention: limits, ties, and what is ranked."""
 
 from typing import Any
 
@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
-from mtkit.attention.scoring import topk as module
-from tests.contract.counting import count
 
 ROLES = ["encoder", "decoder", "cross"]
 VALID = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
@@ -79,51 +77,6 @@ def test_gradients_reach_the_scores_of_seen_keys_only() -> None:
     weights = attention.softmax(logits, pairs)
     (gradient,) = torch.autograd.grad((weights * torch.randn_like(weights)).sum(), logits)
     assert torch.equal(gradient != 0, weights > 0)
-
-
-def in_blocks(monkeypatch: pytest.MonkeyPatch, least: int) -> None:
-    monkeypatch.setattr(module, "LEAST", least)
-    monkeypatch.setattr(module, "scores_at_once", lambda device: 1)
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_blocks_of_queries_change_neither_outputs_nor_gradients(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = make(role)
-    x, memory = torch.randn(2, 37, 32).double(), torch.randn(2, 41, 32).double() if role == "cross" else None
-    valid = torch.arange(41 if role == "cross" else 37) < torch.tensor([[30], [37]])
-    masks = {"memory_valid" if role == "cross" else "query_valid": valid}
-    results = []
-    for least in (16, 64):
-        in_blocks(monkeypatch, least)
-        output = attention(x, memory, **masks).output
-        results.append((output, *torch.autograd.grad(output.square().sum(), list(attention.parameters()))))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_the_backward_pass_of_blocks_repeats_their_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slope along the gradient of the values' map is its squared length."""
-    attention, x = make(dropout=0.3).train(), torch.randn(2, 37, 32).double()
-    in_blocks(monkeypatch, 16)
-
-    def loss() -> Tensor:
-        torch.manual_seed(3)
-        total: Tensor = attention(x).output.square().sum()
-        return total
-
-    weight = attention.v_proj.weight
-    (gradient,) = torch.autograd.grad(loss(), weight)
-    before, ends = weight.detach().clone(), []
-    for way in (1e-6, -1e-6):
-        weight.data.copy_(before + way * gradient)
-        ends.append(loss().detach())
-    torch.testing.assert_close((ends[0] - ends[1]) / 2e-6, gradient.square().sum(), rtol=1e-5, atol=1e-6)
-
-
-def test_scores_of_all_pairs_are_not_held_without_weights() -> None:
-    attention, x = make(heads=4).float(), torch.randn(1, 1024, 32)
-    counted, _ = count(lambda: attention(x).output.sum().backward())
-    assert counted.largest < 1024 * 1024
 
 
 def test_choices_are_made_in_float32_under_autocast() -> None:
