@@ -81,9 +81,9 @@ class TopK(QueryBlocks):
         for index in torch.cartesian_prod(*map(torch.arange, logits.shape[:3])).tolist():
             at = tuple(index)
             keys = visible.expand_as(logits)[at].nonzero().squeeze(1).tolist()
-            scores = sorted((float(logits[at][key]) for key in keys), reverse=True)
+            scores = sorted((logits[at][key].item() for key in keys), reverse=True)
             seen[at] = torch.tensor(
-                [key in keys and float(logits[at][key]) >= scores[: self.best][-1] for key in range(logits.shape[-1])]
+                [key in keys and logits[at][key].item() >= scores[: self.best][-1] for key in range(logits.shape[-1])]
             )
         weights = safe_softmax(logits, seen)
         return Attended(self.merge_heads(self.outputs(weights, pairs), inputs.query), weights=weights)
