@@ -169,6 +169,8 @@ def _study(given: dict[str, Any], options: dict[str, Any]) -> "Study":
     for key in ("tasks", "seeds", "match", "columns"):
         if given[key] not in (None, []):
             settings[key] = given[key]
+    if given["search"] and not (given["search"].get("settings") or settings.get("search")):
+        raise MtkitError("there is no setting to search; give --search, as in --search peak_rate=1e-3,3e-3")
     for key in ("settings", "search"):
         if given[key]:
             settings[key] = merged(settings.get(key) or {}, given[key])
@@ -283,9 +285,11 @@ def _searched(texts: list[str]) -> dict[str, Any]:
         low, dots, high = values.partition("..")
         if not equals or not key or not values:
             raise MtkitError(f"--search {cut(text)}: write SETTING=A,B or SETTING=LOW..HIGH, as in peak_rate=1e-3,3e-3")
-        parsed = parse_options([f"{key}=[{', '.join(split(values))}]"]) if not dots else {}
-        settings |= parsed
-        if dots:
-            ends = parse_options([f"low={low}", f"high={high}"])
+        if key in settings:
+            raise MtkitError(f"--search {cut(text)}: {cut(key)} is given twice; write all its values after one =")
+        if not dots:
+            settings |= parse_options([f"{key}=[{', '.join(split(values))}]"], "--search")
+        else:
+            ends = parse_options([f"low={low}", f"high={high}"], "--search")
             settings[key] = {**ends, "log": isinstance(ends["low"], int | float) and ends["low"] > 0}
     return settings

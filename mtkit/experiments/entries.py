@@ -181,6 +181,10 @@ def is_whole(place: str) -> bool:
 
 
 def _place(word: str, text: str) -> str:
+    if word == "seed":
+        raise MtkitError(
+            f"{shown(text)}: all entries have the same seeds (--seeds); the seed of sampling is decoding.seed"
+        )
     places = list(_places())
     found = [place for place in places if word == place or word == place.rpartition(".")[2]]
     if len(found) == 1:

@@ -22,16 +22,17 @@ from typing import Any, Literal, NotRequired
 import numpy as np
 import torch
 from filelock import FileLock
+from pydantic import ValidationError
 from typing_extensions import TypedDict
 
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, shown
 from mtkit.experiments.entries import Entry
 from mtkit.experiments.rows import validation_score
 from mtkit.experiments.study import SearchSettings, Study, StudySettings
-from mtkit.experiments.trials import Trial
+from mtkit.experiments.trials import Trial, slug
 from mtkit.recipe import differences
 from mtkit.storage.files import check_regular, inside, json_text, write_json, write_tensors, write_text, writing
-from mtkit.storage.records import Count, read_stored, read_stored_lines, stored
+from mtkit.storage.records import Count, explain, read_stored, read_stored_lines, stored
 from mtkit.storage.weights import read_tensors
 
 FORMAT = 2
@@ -202,6 +203,7 @@ class Folder:
                     f"the comparison in {self.path} searches with seed {seeds[0]}; give that seed first, or choose "
                     "another --out"
                 )
+        _refuse_same_files(list(entries))
         write_json(
             self._study_path,
             {
@@ -218,7 +220,10 @@ class Folder:
         if self._study_path.exists():
             check_regular(self.path)
         content = read_stored(self._study_path, _Study, "choose another --out", version=FORMAT)
-        settings = StudySettings.model_validate(content["settings"])
+        try:
+            settings = StudySettings.model_validate(content["settings"])
+        except ValidationError as error:
+            raise MtkitError(f"{self._study_path} is damaged ({explain(error)}); choose another --out") from error
         return Study(content["base"], tuple(Entry(**entry) for entry in content["entries"]), settings)
 
     def add(self, trial: Trial, data: str) -> None:
@@ -318,6 +323,17 @@ class Folder:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a results.jsonl. Raises: MtkitError with the line of a damaged row."""
     return list(read_stored_lines(path, _ROW, "write it again with `mtkit compare`"))
+
+
+def _refuse_same_files(names: Sequence[str]) -> None:
+    """Raise MtkitError if the trials of two entries would have the same files: "a/b" and "a-b" are both "a-b" there."""
+    known: dict[str, str] = {}
+    for name in names:
+        if (other := known.setdefault(slug(name), name)) != name:
+            raise MtkitError(
+                f"the entries {shown(other)} and {shown(name)} differ only in characters that file names leave out; "
+                "give one of them another `name` in a study"
+            )
 
 
 def _changed(previous: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

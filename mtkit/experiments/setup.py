@@ -12,6 +12,7 @@ from mtkit.errors import MtkitError
 from mtkit.experiments.cost import matched
 from mtkit.experiments.folder import Folder, locked
 from mtkit.experiments.study import Study, check_limits, trial_recipe
+from mtkit.experiments.table import check_columns
 from mtkit.experiments.trials import Plan, slug
 from mtkit.recipe import merged
 from mtkit.storage.files import inside
@@ -26,15 +27,16 @@ def set_up(
     Without tasks, the recipe's data must be prepared. Return the plan of the trials, and the fingerprint of each task's
     data.
 
-    Raises: DataError without prepared data; MtkitError for a training without a limit, and for a model that cannot be
-    matched.
+    Raises: DataError without prepared data; MtkitError for a training without a limit, an unknown column, and a model
+    that cannot be matched.
     """
     check_limits(study)
+    check_columns(study.settings.columns)
     tasks: dict[str | None, dict[str, Any]] = {_label(task): _data(task, folder) for task in study.settings.tasks}
     tasks = tasks or {None: {}}
+    sides = {task: trial_recipe(merged(study.base, data), "the study").data for task, data in tasks.items()}
     prepared = {}
-    for task, settings in tasks.items():
-        data = trial_recipe(merged(study.base, settings), "the study").data
+    for task, data in sides.items():
         if task is not None:
             say(f"preparing {data.folder}")
             with locked(inside(folder.path, "data", f"{task}.lock")):  # commands on the same folder wait here

@@ -7,7 +7,7 @@ tasks: [copy, mqar]                 # built-in tasks; without them, the recipe's
 entries:
   - full
   - band[window_radius=16]
-  - {name: wide, attention: linear, model: {d_model: 256}}
+  - {name: wide, attention: linear, model: {d_model: 160}}
 seeds: 3
 search:
   settings: {training.peak_rate: [7.5e-4, 1.5e-3, 3e-3]}
@@ -57,7 +57,13 @@ def _places(settings: Any) -> Any:
     """Return the settings with their full names."""
     if not isinstance(settings, Mapping):
         return settings
-    return {setting_place(str(key)): value for key, value in settings.items()}
+    places: dict[str, Any] = {}
+    for key, value in settings.items():
+        place = setting_place(str(key))
+        if place in places:
+            raise ValueError(f"search.settings has {place} twice; keep one of them")
+        places[place] = value
+    return places
 
 
 Values = Annotated[
@@ -80,6 +86,13 @@ class SearchSettings(Settings):
     pruner: Literal["none", "median", "halving"] = "none"
     """Rule of Optuna that stops a trial of the search early: below the median of the entry's trials at the same
     validation, or by successive halving."""
+
+    @model_validator(mode="after")
+    def _values_differ(self) -> Self:
+        for key, values in self.settings.items():
+            if not isinstance(values, Range) and len(set(map(repr, values))) < len(values):
+                raise ValueError(f"{key} has a value twice; keep one of them")
+        return self
 
     @model_validator(mode="after")
     def _grids_are_finite(self) -> Self:
@@ -203,32 +216,49 @@ def make_study(
     Raises: MtkitError for an unknown setting or an invalid value.
     """
     where = f"{origin}: " if origin else ""
-    try:
-        chosen = StudySettings.model_validate(settings)
-    except PydanticError as error:
-        fault = error.errors()[0]
-        if fault["type"] == "extra_forbidden":
-            key = str(fault["loc"][-1])
-            hint = did_you_mean(key, list(StudySettings.model_fields))
-            raise RecipeError(f"{where}unknown setting {shown(key)} of a study{hint}") from error
-        raise RecipeError(f"{where}{explain(error)}") from error
+    chosen = _checked(settings, where)
     base = recipe_settings(None if chosen.recipe is None else Path(chosen.recipe), chosen.settings)
     attention = base.pop("attention", None) or {}
-    common = {**attention.get("options", {}), **(options or {})} if isinstance(attention, Mapping) else {}
+    written = (attention.get("options") or {}) if isinstance(attention, Mapping) else {}
+    if not isinstance(written, Mapping):
+        raise RecipeError(f"{where}attention.options = {shown(written)}: should be a mapping")
+    common = {**written, **(options or {})}
     training = base.get("training")
     if isinstance(training, Mapping) and "max_updates" not in training and any(training.get(name) for name in LIMITS):
         base["training"] = {**training, "max_updates": None}  # a written limit replaces the preset's
     base.pop("promises", None)
     seed = base.pop("seed", None)
-    if "seeds" not in chosen.model_fields_set and isinstance(seed, int):
-        chosen = chosen.model_copy(update={"seeds": (seed,)})
+    if "seeds" not in chosen.model_fields_set and seed is not None:
+        chosen = _checked({**settings, "seeds": [seed]}, where)
     entries = with_common_options(parse_entries(chosen.entries), base, common, options or ())
     study = Study(base, tuple(entries), chosen)
     for entry in entries:
         label_attention(study.recipe(entry))  # raises for attentions that cannot be built
     for point in chosen.search.examples() if chosen.search else ():
-        trial_recipe(with_point(study.base, point), "the search")
+        trial_recipe(with_point(base, point), "the search")
+        for entry in entries:
+            where = f"the search: the entry {entry.name}"
+            try:
+                label_attention(trial_recipe(with_point(merged(base, entry.settings), point), where))
+            except RecipeError:
+                raise
+            except MtkitError as error:  # of the attention, which has no place
+                raise MtkitError(f"{where}: {error}") from error
     return study
+
+
+def _checked(settings: Mapping[str, Any], where: str) -> StudySettings:
+    """Return the checked settings of a study. Raises: RecipeError that starts with `where`."""
+    try:
+        return StudySettings.model_validate(settings)
+    except PydanticError as error:
+        fault = error.errors()[0]
+        if fault["type"] == "extra_forbidden":
+            *parts, key = map(str, fault["loc"])
+            known = SearchSettings if parts == ["search"] else Range if parts[:1] == ["search"] else StudySettings
+            hint = did_you_mean(key, list(known.model_fields))
+            raise RecipeError(f"{where}unknown setting {shown('.'.join([*parts, key]))} of a study{hint}") from error
+        raise RecipeError(f"{where}{explain(error)}") from error
 
 
 def with_point(settings: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,6 +148,16 @@ def build(folder: Folder, wanted: Sequence[str] = ()) -> Table:
     return Table(lines, columns, primary)
 
 
+def check_columns(wanted: Sequence[str]) -> None:
+    """Raise MtkitError for a column that no comparison has; results show only later which scores there are."""
+    known = {name.lower(): name for name in (*ALL_METRICS, *COSTS)}
+    for name in wanted:
+        metric, _, side = name.lower().partition("@")
+        if metric not in known or (side and known[metric] in COSTS):
+            names = list(known.values())
+            raise MtkitError(f"no column {shown(name)}{did_you_mean(name, names)}; there are: {', '.join(names)}")
+
+
 def choose_columns(rows: Sequence[Row], wanted: Sequence[str] = ()) -> list[Column]:
     """Return the wanted columns; by default scores and costs as the rows have them.
 

@@ -19,6 +19,15 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 LARGEST, LARGEST_LINES = 64 << 20, 1 << 30
 """Maximum bytes of a JSON file, and of a JSON lines file: larger files are damaged, or not mtkit's."""
 
+_KINDS = ("str", "int", "float", "list", "range")
+"""Parts of a place that pydantic adds for one of several allowed types; files have no such keys."""
+_PLAIN = (
+    ("valid dictionary", "should be a mapping"),
+    ("valid tuple", "should be a list"),
+    ("at least 1 item", "is empty"),
+)
+"""Words of pydantic that name types of Python, and the message in their place."""
+
 stored = with_config(ConfigDict(extra="allow"))
 """Decorator of a TypedDict that keeps unknown keys, which people and later versions may add."""
 
@@ -71,8 +80,9 @@ def read_object(path: Path) -> dict[str, Any]:
 def explain(error: ValidationError) -> str:
     """Format pydantic's first error: "training.peak_rate = 'x': should be a valid number"."""
     fault = error.errors(include_url=False)[0]
-    place = cut(".".join(str(part) for part in fault["loc"]))
+    place = cut(".".join(str(part) for part in fault["loc"] if part not in _KINDS))
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    message = next((plain for words, plain in _PLAIN if words in message), message)
     if fault["type"] in ("value_error", "json_invalid"):
         return message
     if fault["type"] == "missing":

@@ -60,6 +60,25 @@ def test_commands_that_add_entries_at_the_same_time_keep_all(tiny: Made, opened:
     assert len(folder.study().entries) == 9
 
 
+def test_entries_that_would_share_files_are_refused(tiny: Made, opened: Opened) -> None:
+    first, second = {"name": "a/b", "attention": "full"}, {"name": "a-b", "attention": "full"}
+    with pytest.raises(MtkitError, match="'a/b' and 'a-b' differ only"):
+        opened(tiny(first, second))
+    folder, _, _ = opened(tiny(first))
+    with pytest.raises(MtkitError, match="another `name`"):
+        opened(tiny(second))
+    assert [entry.name for entry in folder.study().entries] == ["a/b"]
+    opened(tiny({"name": "中文", "attention": "full"}, {"name": "日本", "attention": "full"}))
+
+
+def test_a_study_edited_by_hand_is_one_line(tiny: Made, opened: Opened) -> None:
+    folder, _, _ = opened(tiny("full"))
+    path = folder.path / "study.json"
+    path.write_text(path.read_text().replace('"seeds": [', '"seeds": [-1,'))
+    with pytest.raises(MtkitError, match=r"study.json is damaged \(seeds.0 = -1.*\); choose another --out"):
+        folder.study()
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tiny: Made, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MtkitError, match=r"cannot lock .*/file/out/study.lock: Not a directory; choose a writable"):
