@@ -13,10 +13,12 @@ overflows where a decay is strong. Decays of channels stand inside the products:
 blocks of 2, 4, 8 ... positions, with both decays measured from the border of the halves.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mtkit.attention.kernels.recurrence import Part, recur
@@ -157,26 +159,79 @@ def _corrections(
 def _products(rows: list[Tensor], k: Tensor, decay: Tensor) -> Tensor:
     """Return the products (N, R, c, c) of R rows (N, c, K) with the keys up to their position, decayed in between."""
     if decay.shape[-1] == k.shape[-1] > 1:
-        return _products_by_channel(torch.stack(rows, dim=1), k, decay)
+        products: Tensor = _ChannelProducts.apply(torch.stack(rows, dim=1), k, decay)  # type: ignore[no-untyped-call]
+        return products
     total = decay.double().cumsum(1)  # differences of sums in float32 would lose the small ones
     after = torch.ones(k.shape[1], k.shape[1], dtype=torch.bool, device=k.device).triu(1)
     shares = (total - total.mT).masked_fill(after, -torch.inf).exp().type_as(k)
     return torch.stack([row @ k.mT * shares for row in rows], dim=1)
 
 
-def _products_by_channel(rows: Tensor, k: Tensor, decay: Tensor) -> Tensor:
-    """Return the products (N, R, c, c) of rows (N, R, c, K), with a decay for each channel."""
-    length = k.shape[1]
-    size = 1 << (length - 1).bit_length()
-    rows, k, decay = (F.pad(x, (0, 0, 0, size - length)) for x in (rows, k, decay))
-    blocks, half = (rows * k.unsqueeze(1)).sum(-1)[..., None, None], 1  # (N, R, c, 1, 1)
-    while half < size:
-        halves = (rows, k, decay)
-        (_, late), (early, _), (earlier, later) = (x.unflatten(-2, (-1, 2, half)).unbind(-3) for x in halves)
-        late = late * later.cumsum(-2).exp().unsqueeze(1)
-        early = early * _later(earlier).exp()
-        across = late @ early.mT.unsqueeze(1)  # (N, R, c / 2 half, half, half)
-        first, second = blocks.unflatten(2, (-1, 2)).unbind(3)
-        upper = torch.cat([first, torch.zeros_like(first)], dim=-1)
-        blocks, half = torch.cat([upper, torch.cat([across, second], dim=-1)], dim=-2), 2 * half
-    return blocks.squeeze(2)[..., :length, :length]
+class _ChannelProducts(torch.autograd.Function):
+    """The products (N, R, c, c) of rows (N, R, c, K) with keys, with decays (N, c, K) of each channel.
+
+    A product is a sum over channels of q_t k_s exp(L_t - L_s), so that L has the gradient q dq - k dk.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, k: Tensor, decay: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, k, decay)
+        length = k.shape[1]
+        rows, k, decay = _to_power_of_2(rows, k, decay)
+        products = torch.diag_embed((rows * k.unsqueeze(1)).sum(-1))
+        for half, late, early in _halves(decay):
+            q, key = _half(rows, half, 1) * late.unsqueeze(1), _half(k, half, 0) * early
+            _across(products, half).copy_(q @ key.mT.unsqueeze(1))
+        return products[..., :length, :length]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        length = gradient.shape[-1]
+        rows, k, decay = _to_power_of_2(*ctx.saved_tensors)
+        more = rows.shape[2] - length
+        gradient = F.pad(gradient, (0, more, 0, more))
+        d_rows, d_k = torch.zeros_like(rows), torch.zeros_like(k)
+        for half, late, early in _halves(decay):
+            q, key = _half(rows, half, 1) * late.unsqueeze(1), _half(k, half, 0) * early
+            across = _across(gradient, half)
+            _half(d_rows, half, 1).addcmul_(across @ key.unsqueeze(1), late.unsqueeze(1))
+            _half(d_k, half, 0).addcmul_((across.mT @ q).sum(1), early)
+        d_total = (rows * d_rows).sum(1) - k * d_k
+        own = gradient.diagonal(dim1=2, dim2=3).unsqueeze(-1)
+        d_rows.addcmul_(own, k.unsqueeze(1))
+        d_k += (own * rows).sum(1)
+        d_decay = d_total.flip(1).cumsum(1).flip(1)
+        return d_rows[:, :, :length], d_k[:, :length], d_decay[:, :length]
+
+
+def _to_power_of_2(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors (..., c, K) with zeros up to a power of 2 positions."""
+    length = tensors[0].shape[-2]
+    return [F.pad(x, (0, 0, 0, (1 << (length - 1).bit_length()) - length)) for x in tensors]
+
+
+def _halves(decay: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield the halves' length in blocks of 2, 4, 8 ... positions, and what is left across the border of the halves.
+
+    That is from the border to each position of the second half, and from each position of the first half to the border.
+    """
+    before, after = decay.clone(), torch.zeros_like(decay)
+    half = 1
+    while half < decay.shape[-2]:
+        first, second, rest = _half(before, half, 0), _half(before, half, 1), _half(after, half, 0)
+        yield half, second.exp(), rest.exp()
+        rest += second[..., -1:, :]
+        second += first[..., -1:, :]
+        half *= 2
+
+
+def _half(x: Tensor, half: int, which: int) -> Tensor:
+    """Return the first or the second halves (..., c / 2 half, half, K) of blocks of x (..., c, K)."""
+    return x.unflatten(-2, (-1, 2, half)).select(-3, which)
+
+
+def _across(products: Tensor, half: int) -> Tensor:
+    """Return products (N, R, c / 2 half, half, half) of second halves with the first halves of the same blocks."""
+    blocks = products.unflatten(-1, (-1, 2, half)).unflatten(-4, (-1, 2, half))
+    return blocks[:, :, :, 1, :, :, 0].diagonal(dim1=2, dim2=4).movedim(-1, 2)
