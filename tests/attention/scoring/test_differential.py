@@ -77,9 +77,9 @@ def test_lambda_is_the_equation_and_starts_by_layer() -> None:
         assert attention.lambda_init == pytest.approx(start)
         q1, k1, q2, k2 = (getattr(attention, name) for name in VECTORS)
         wanted = math.exp((q1 @ k1).item()) - math.exp((q2 @ k2).item()) + start
-        assert float(attention.subtracted) == pytest.approx(wanted)
+        assert attention.subtracted.item() == pytest.approx(wanted)
         fix_lambda(attention)
-        assert float(attention.subtracted) == pytest.approx(start, abs=1e-12)
+        assert attention.subtracted.item() == pytest.approx(start, abs=1e-12)
 
 
 def test_the_norm_is_over_both_halves_of_a_pair_and_its_factor_is_1_minus_lambda_init() -> None:
