@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 import torch
 from filelock import FileLock
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
 from typing_extensions import TypedDict
 
 from mtkit.errors import MtkitError, shown
@@ -86,18 +86,47 @@ class _Decoding(TypedDict):
 
 
 @stored
+class _Score(TypedDict):
+    value: float
+    signature: str
+
+
+@stored
+class _Valid(TypedDict):
+    nll: NotRequired[float | None]
+    best_by: NotRequired[str]
+
+
+@stored
+class _Point(_Valid):
+    update: Count
+    tokens: Count
+    seconds: float
+
+
+@stored
 class _Measured(_Trial):
     """Row of a trial that was trained and scored."""
 
     family: str | None
     side: str
-    scores: dict[str, dict[str, dict[str, Any]]]
-    valid: dict[str, Any]
-    curve: list[dict[str, Any]]
+    scores: dict[str, dict[str, _Score]]
+    valid: _Valid
+    curve: list[_Point]
     training: _Training
     decoding: _Decoding
     parameters: Count
     peak_bytes: Count
+    minutes: float
+    hardware: str
+    flops_per_token: NotRequired[float | None]
+    state_bytes: NotRequired[dict[str, int | None]]
+
+
+def _with_its_side(row: _Measured) -> _Measured:
+    if not row["scores"].get(row["side"]):
+        raise ValueError(f"scores has none of the side {shown(row['side'])}")
+    return row
 
 
 @stored
@@ -116,7 +145,7 @@ class _Pruned(_Trial):
     curve: list[dict[str, Any]]
 
 
-_ROW: Any = _Failed | _Pruned | _Measured
+_ROW: Any = _Failed | _Pruned | Annotated[_Measured, AfterValidator(_with_its_side)]
 
 
 @contextmanager

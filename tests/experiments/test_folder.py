@@ -2,6 +2,7 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,3 +151,29 @@ def test_damaged_settings_of_a_trial_are_named_and_can_be_deleted(tiny: Made, op
     path.unlink()
     folder.add(plan.due([])[0], data[None])
     assert [each["trial"] for each in folder.begun()] == ["full.seed-1"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"side": "test-2x"},
+        {"scores": {"test": {}}},
+        {"scores": {"test": {"exact": {"value": None, "signature": "s"}}}},
+        {"scores": {"test": {"exact": {"value": 1.0}}}},
+        {"valid": {"nll": "x"}},
+        {"curve": [{"update": 1, "seconds": 1.0}]},
+        {"hardware": 3},
+        {"flops_per_token": "x"},
+        {"state_bytes": 3},
+        {"state_bytes": {"100": []}},
+    ],
+)
+def test_a_row_edited_by_hand_is_no_row(fault: dict[str, Any], tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full"))
+    (trial,) = plan.due([])
+    folder.add(trial, data[None])
+    folder.keep(trial.name, **row(80.0))
+    assert folder.row(trial.name) is not None
+    folder.keep(trial.name, **row(80.0) | fault)
+    assert folder.row(trial.name) is None
+    assert folder.rows() == []
