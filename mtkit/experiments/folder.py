@@ -222,6 +222,8 @@ class Folder:
             previous = self.study()
             self._refuse(_changed(dict(previous.base), dict(study.base)))
             self._refuse(_search_changes(previous.settings.search, study.settings.search))
+            # the caption says of all entries whether they are matched
+            self._refuse(differences({"match": previous.settings.match}, {"match": study.settings.match}))
             before = {entry.name: dict(entry.settings) for entry in previous.entries}
             for name in before.keys() & entries.keys():
                 self._refuse(differences(before[name], entries[name], name))

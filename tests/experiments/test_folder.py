@@ -61,6 +61,15 @@ def test_commands_that_add_entries_at_the_same_time_keep_all(tiny: Made, opened:
     assert len(folder.study().entries) == 9
 
 
+def test_matched_and_unmatched_entries_are_not_mixed(tiny: Made, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out")
+    folder.open(tiny("full", match="parameters"))
+    with pytest.raises(MtkitError, match="match: parameters -> None"):
+        folder.open(tiny("band"))
+    folder.open(tiny("band", match="parameters"))
+    assert [entry.name for entry in folder.study().entries] == ["full", "band"]
+
+
 def test_entries_that_would_share_files_are_refused(tiny: Made, opened: Opened) -> None:
     first, second = {"name": "a/b", "attention": "full"}, {"name": "a-b", "attention": "full"}
     with pytest.raises(MtkitError, match="'a/b' and 'a-b' differ only"):
