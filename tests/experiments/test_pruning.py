@@ -26,7 +26,17 @@ Points = list[dict[str, Any]]
 
 
 def points(*scores: float, by: str = "bleu") -> Points:
-    return [{"update": 10 * place, "bleu": score, "nll": score, "best_by": by} for place, score in enumerate(scores, 1)]
+    return [
+        {
+            "update": 10 * place,
+            "tokens": 100 * place,
+            "seconds": 1.0 * place,
+            "bleu": score,
+            "nll": score,
+            "best_by": by,
+        }
+        for place, score in enumerate(scores, 1)
+    ]
 
 
 def test_the_median_is_of_complete_trials_at_the_same_validation() -> None:
