@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from mtkit.attention.marks import marks_from
 from mtkit.attention.positions import POSITIONS
 from mtkit.training.precision import LowWeights
 from tests.contract.cases import Case, each, plain, small, steps, valid_mask
@@ -45,7 +46,8 @@ def check_reached(case: Case, stack: Stack) -> None:
     passed: list[Tensor] = []  # outputs stay in a model's stream, also where the next layer reads no query
     for layer in stack.layers[:-1]:
         layer.register_forward_hook(lambda *call: passed.append(call[2].output))
-    output, carry, sampled = stack.attend(query, memory, **masks(case, lengths))
+    breaks = (torch.arange(query.shape[1]) == 2).long().expand(2, -1)  # some parameters serve only separators
+    output, carry, sampled = stack.attend(query, memory, **masks(case, lengths), query_marks=marks_from(breaks))
     loss = torch.zeros((), dtype=torch.float64)
     for each_output in (output, *passed):
         real = each_output[masks(case, lengths)["query_valid"]]

@@ -11,8 +11,10 @@ from torch.utils.checkpoint import checkpoint
 from mtkit.attention import Attended, Attention, Beginning, Inputs, Site, State, build, mechanisms, reorder
 from mtkit.attention.marks import marks_from, sentences
 from tests.contract.cases import Case, each, small, small_options, steps, valid_mask
+from tests.contract.counting import Count
 from tests.contract.slots import taken
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
+from tests.contract.test_cost import check_pairs
 from tests.contract.test_naive import CLOSE as EXACT
 from tests.contract.test_steps import REORDERED, tensors
 
@@ -219,6 +221,16 @@ def test_marks_survive_low_precision_and_checkpoints(case: Case) -> None:
     late = {name: value + 2 * 1001 if name.endswith("marks") else value for name, value in inputs.items()}
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):  # bfloat16 has no 1001
         assert apart(stack(**late).float(), expected[0]) < 0.05
+
+
+@each(lambda case: reads(case) and case.mechanism.growth < 2)
+@torch.no_grad()
+def test_nothing_of_all_pairs_is_made_from_marks(case: Case) -> None:
+    length, memory = 512, memory_for(case, 1, 512)
+    source = {} if memory is None else {"memory": memory, "memory_marks": marks_like(1, length)}
+    with Count() as counted:
+        make(case, max_length=length)(tokens(1, length), query_marks=marks_like(1, length), **source)
+    check_pairs(counted, length)
 
 
 GUIDED = [

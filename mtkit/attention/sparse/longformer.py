@@ -1,9 +1,10 @@
 """Longformer: a sliding window, optionally dilated, and a few global tokens with their own projections.
 
 Paper: Beltagy, Peters and Cohan, "Longformer: The Long-Document Transformer", 2020, arXiv 2004.05150, section 3.1.
-Departures: the first tokens are global (the paper chooses them by task); the option is the radius on each side. In the
-decoder role global tokens are an extension (the paper's autoregressive model has none): every set of keys ends at the
-query's own position. In the cross role the paper's LED keeps full attention.
+Departures: the first tokens are global, or in the encoder the separators of documents (the paper chooses them by task);
+the option is the radius on each side. In the decoder role global tokens are an extension (the paper's autoregressive
+model has none): every set of keys ends at the query's own position. In the cross role the paper's LED keeps full
+attention.
 Cost: O(T (r + g)). A step costs O(r + g), at any position, and keeps r d + 1 + g tokens for dilation d.
 """
 
@@ -17,11 +18,14 @@ from torch.nn import functional as F
 from mtkit.attention.bases.caches import append, start_cache, written
 from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import attend, attend_step, scores_of, weighted
+from mtkit.attention.kernels.dot_product import attend, attend_step, is_plain, scores_of, weighted
 from mtkit.attention.kernels.pattern import Band, Columns, Pattern, Rows
-from mtkit.attention.kernels.sparse import dense_attend
-from mtkit.attention.options import NaturalByLayer, Null, PositiveByLayer, of_layer
+from mtkit.attention.kernels.sparse import dense_attend, visible_pairs
+from mtkit.attention.marks import separators
+from mtkit.attention.options import NaturalByLayer, Null, OneOf, PositiveByLayer, of_layer, refused
+from mtkit.attention.sparse._marked_globals import at, listed, replace_rows, window_and_globals
 
+GLOBAL_AT = ("first", "separators", "both")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
@@ -30,7 +34,8 @@ class Longformer(PatternAttention):
 
     window_radius: steps seen on each side, one number or one per layer. dilation: positions per step, one number or one
     per layer. global_tokens: number of first tokens that see all tokens and are seen by all. global_separate_proj:
-    whether global tokens have their own projections for queries, keys and values.
+    whether global tokens have their own projections for queries, keys and values. global_at: which tokens are global:
+    the first, the separators between the sentences of a document (only in the encoder), or both.
     """
 
     roles = published = frozenset({"encoder", "decoder"})
@@ -45,6 +50,9 @@ class Longformer(PatternAttention):
         {"window_radius": [2, 4]},
         {"global_tokens": 2, "dilation": 2},
         {"global_tokens": 2, "global_separate_proj": False},
+        {"global_at": "separators"},
+        {"global_at": "both", "global_tokens": 2, "dilation": 2},
+        {"global_at": "both", "global_separate_proj": False},
     )
     global_q_proj: nn.Linear
     global_k_proj: nn.Linear
@@ -58,13 +66,20 @@ class Longformer(PatternAttention):
         dilation: PositiveByLayer = 1,
         global_tokens: Annotated[NaturalByLayer | None, Null("1 in the encoder, 0 in the decoder")] = None,
         global_separate_proj: bool = True,
+        global_at: Annotated[str, OneOf(GLOBAL_AT)] = "first",
     ) -> None:
         super().__init__(site)
         self.radius = of_layer("window_radius", window_radius, site)
         self.dilation = of_layer("dilation", dilation, site)
         default = 0 if site.causal else 1
         self.globals = of_layer("global_tokens", default if global_tokens is None else global_tokens, site)
-        self.separate = global_separate_proj and self.globals > 0
+        self.at_separators = global_at != "first"
+        if global_at == "separators":
+            self.globals = 0
+        if self.at_separators:
+            self._check_separators(global_at)
+            self.reads_marks = True
+        self.separate = global_separate_proj and (self.globals > 0 or self.at_separators)
         pattern: Pattern = Band(self.radius, self.radius, self.dilation)
         if self.globals:
             pattern = pattern | Columns(self.globals)
@@ -78,6 +93,12 @@ class Longformer(PatternAttention):
                 copy.load_state_dict(local.state_dict())
                 self.add_module(f"global_{name}", copy)
 
+    def _check_separators(self, global_at: str) -> None:
+        if self.site.causal:
+            raise refused("global_at", global_at, "be first in the decoder role")
+        if not is_plain(self.positions):
+            raise refused("global_at", global_at, "be first with positions that change scores")
+
     def sees(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
         """The pattern, and all keys for global queries, also if these have their own projections."""
         return super().sees(i, j, lengths) | (i < self.globals)
@@ -85,6 +106,8 @@ class Longformer(PatternAttention):
     def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the window and the global keys; for global queries, over all keys by the second projections."""
         query, query_valid, need_weights = inputs.query, inputs.query_valid, inputs.need_weights
+        if self.at_separators:
+            return self._attend_marked(inputs)
         if not self.separate:
             return super().attend(inputs)
         q, (k, v) = self.queries(query), self.keys_values(query)
@@ -98,6 +121,47 @@ class Longformer(PatternAttention):
             read = self._with_first(first_weights[:, : read.shape[1]], read)
         losses = self.losses(heads, v, read, query_valid, visible=visible, marks=inputs.query_marks)
         return Attended(self.merge_heads(heads, query), weights=weights, losses=losses)
+
+    def _chosen(self, inputs: Inputs) -> Tensor:
+        """Return which real tokens are global, (B, T), with `at_separators`."""
+        batch, length = inputs.query.shape[:2]
+        chosen = (torch.arange(length, device=inputs.query.device) < self.globals).expand(batch, -1)
+        if inputs.query_marks is not None:
+            chosen = chosen | separators(inputs.query_marks)
+        return chosen if inputs.query_valid is None else chosen & inputs.query_valid
+
+    def _attend_marked(self, inputs: Inputs) -> Attended:
+        """The same for global tokens whose number and places differ between segments."""
+        query, valid, chosen = inputs.query, inputs.query_valid, self._chosen(inputs)
+        q, (k, v) = self.queries(query), self.keys_values(query)
+        weighs = inputs.need_weights or self.regularizes_weights
+        weights, visible = None, None
+        if weighs:
+            position = torch.arange(query.shape[1], device=query.device)
+            seen = Band(self.radius, self.radius, self.dilation).sees(position.unsqueeze(1), position)
+            visible = visible_pairs((seen | chosen.unsqueeze(1)).unsqueeze(1), False, valid)
+            heads, weights = dense_attend(q, k, v, visible, self.scale, None, self.dropout)
+        else:
+            window = {"radius": self.radius, "dilation": self.dilation}
+            heads = window_and_globals(q, k, v, chosen, **window, scale=self.scale, valid=valid, dropout=self.dropout)
+        index, some = listed(chosen)
+        rows, keys, values = self._global_heads(query, query) if self.separate else (q, k, v)
+        first, first_weights = attend(
+            at(rows, index),
+            keys,
+            values,
+            scale=self.scale,
+            valid=valid,
+            dropout=self.dropout,
+            need_weights=weighs,
+        )
+        heads = replace_rows(heads, first, index, some)
+        if weights is not None and visible is not None and first_weights is not None:
+            weights = replace_rows(weights, first_weights, index, some)
+            visible = visible | chosen[:, None, :, None]
+        read = weights if self.regularizes_weights else None
+        losses = self.losses(heads, v, read, valid, visible=visible, marks=inputs.query_marks)
+        return Attended(self.merge_heads(heads, query), weights=weights if inputs.need_weights else None, losses=losses)
 
     def _with_first(self, first: Tensor, weights: Tensor) -> Tensor:
         """Replace the global queries' rows of weights (B, H, T, T) by their weights (B, H, g, T or g)."""
@@ -197,16 +261,22 @@ class Longformer(PatternAttention):
     def naive(self, inputs: Inputs) -> Attended:
         """The same from all pairs under a mask, for the local and for the global projections."""
         query = inputs.query
-        if not self.separate:
+        if not self.separate and not self.at_separators:
             return super().naive(query, query_valid=inputs.query_valid)
         local = self.queries(query), *self.keys_values(query)
         visible = self._visible(local[0], local[1], inputs.query_valid)
+        is_global = (torch.arange(query.shape[1], device=query.device) < self.globals).unsqueeze(-1)
+        if self.at_separators and inputs.query_marks is not None:
+            real = torch.ones_like(query[..., 0]).bool() if inputs.query_valid is None else inputs.query_valid
+            is_global, visible = (x.expand(len(query), 1, -1, -1).clone() for x in (is_global, visible))
+            for segment, token in ((inputs.query_marks % 2 == 1) & real).nonzero().tolist():
+                visible[segment, 0, :, token] = is_global[segment, 0, token] = True
+                visible[segment, 0, token] = real[segment]
         outputs = [
             dense_attend(q, k, v, visible, self.scale, self.positions)
-            for q, k, v in (local, self._global_heads(query, query))
+            for q, k, v in (local, self._global_heads(query, query) if self.separate else local)
         ]
         (heads, weights), (rows, row_weights) = outputs
-        is_global = (torch.arange(query.shape[1], device=query.device) < self.globals).unsqueeze(-1)
         return Attended(
             self.merge_heads(rows.where(is_global, heads), query), weights=row_weights.where(is_global, weights)
         )

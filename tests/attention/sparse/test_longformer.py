@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
+from mtkit.attention.marks import marks_from
+from mtkit.errors import MtkitError
 
 
 def make(role: str = "encoder", **options: Any) -> Any:
@@ -128,3 +130,42 @@ def test_a_token_sees_its_window_and_the_global_tokens(dilation: int, tokens: in
         for j in range(40):
             near = abs(i - j) <= 3 * dilation and (i - j) % dilation == 0
             assert bool(weights[0, 0, i, j] > 0) == (near or i < tokens or j < tokens), (i, j)
+
+
+@torch.no_grad()
+def test_separators_are_global_tokens_of_their_segment() -> None:
+    """A token sees its window and every separator; a separator sees, and is seen by, all real tokens."""
+    attention = build("longformer", role="encoder", d_model=16, heads=2, window_radius=2, global_at="separators").eval()
+    marks = marks_from(torch.tensor([[j in (9, 30) for j in range(40)], [j in (5, 20, 25) for j in range(40)]]))
+    valid = torch.arange(40) < torch.tensor([[40], [22]])
+    attended = attention(torch.randn(2, 40, 16), query_valid=valid, query_marks=marks, need_weights=True)
+    for segment, (length, breaks) in enumerate(((40, {9, 30}), (22, {5, 20}))):  # the break at 25 is padding
+        for i in range(length):
+            seen = (attended.weights[segment, :, i] > 0).all(0).nonzero().flatten().tolist()
+            near = set(range(max(i - 2, 0), min(i + 3, length)))
+            assert set(seen) == (set(range(length)) if i in breaks else near | breaks)
+
+
+@torch.no_grad()
+def test_first_tokens_and_separators_may_both_be_global() -> None:
+    options = {"role": "encoder", "d_model": 16, "heads": 2, "window_radius": 2, "global_tokens": 2}
+    both = build("longformer", **options, global_at="both").eval()
+    first = build("longformer", **options).eval()
+    first.load_state_dict(both.state_dict())
+    x = torch.randn(2, 130, 16)
+    torch.testing.assert_close(both(x).output, first(x).output, atol=1e-5, rtol=0)
+    as_breaks = torch.zeros(2, 130, dtype=torch.long)
+    as_breaks[:, :2] = 1  # the first tokens again: no key is counted twice
+    torch.testing.assert_close(both(x, query_marks=as_breaks).output, first(x).output, atol=1e-5, rtol=0)
+
+
+def test_what_separators_cannot_combine_with_is_refused() -> None:
+    options = {"d_model": 16, "heads": 2, "global_at": "separators"}
+    with pytest.raises(MtkitError, match="be first in the decoder role"):
+        build("longformer", role="decoder", **options)
+    with pytest.raises(MtkitError, match="be first with positions"):
+        build("longformer", role="encoder", positions="alibi", **options)
+    with pytest.raises(MtkitError, match="global_at"):
+        build("longformer", role="encoder", **{**options, "global_at": "last"})
+    assert build("longformer", role="encoder", positions="rotary", **options).reads_marks
+    assert not build("longformer", role="encoder", d_model=16, heads=2).reads_marks
