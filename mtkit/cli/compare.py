@@ -113,6 +113,8 @@ def compare(
         raise MtkitError(
             f"{cut(searched[0])} belongs to --search, as in --search {cut(searched[0])}; or give --attention"
         )
+    if task and data is not None:
+        raise MtkitError("--task prepares its own data in --out; leave --data out, or --task")
     if reproduce is not None or row is not None:
         _reproduce(reproduce, row, out, device, threads)
         return

@@ -102,7 +102,9 @@ class Plan:
         if stage == "search" and search is not None:
             complete = self.study.recipe(Entry(entry.name, recipe)).training
             recipe = merged(recipe, {"training": at_share(complete.model_dump(), search.share)})
-        values = "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in point.items())
+        # a minus sign would be lost beside the hyphens
+        texts = {key: re.sub(r"^-", "minus", str(value)) for key, value in point.items()}
+        values = "-".join(f"{key.rpartition('.')[2]}-{text}" for key, text in texts.items())
         parts = [task, slug(entry.name), slug(values), f"seed-{seed}", "search" if stage == "search" else None]
         return Trial(".".join(filter(None, parts)), entry.name, task, seed, stage, dict(point), recipe)
 

@@ -107,6 +107,11 @@ def test_of_equal_scores_the_lower_loss_is_chosen(tiny: Made) -> None:
     assert chosen_point(rows, "final", 1) == {"training.peak_rate": 3e-3}
 
 
+def test_points_of_other_signs_have_other_names(tiny: Made) -> None:
+    search = {"settings": {"attention.options.gate_bias": [1, -1]}}
+    assert len(set(names(Plan(tiny("forgetting", search=search), {None: {}}, {}).due([])))) == 2
+
+
 def test_names_are_file_names() -> None:
     assert slug("band[window_radius=16]") == "band-window_radius-16"
     assert slug("linear@encoder@cross") == "linear-encoder-cross"
