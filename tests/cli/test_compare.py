@@ -230,7 +230,7 @@ def test_mistakes_are_named_before_anything_trains(arguments: list[str], message
     with pytest.raises(MtkitError, match=message) as raised:
         raise typed(*arguments).exception or AssertionError("nothing was refused")
     assert "\n" not in str(raised.value)
-    assert isinstance(raised.value, DataError) == ("--data" in arguments)
+    assert isinstance(raised.value, DataError) == ("nowhere" in arguments and "--data" in arguments)
     assert not (OUT / "study.json").exists()
 
 
