@@ -355,7 +355,7 @@ def _write_builtin(settings: DataSettings, folder: Path, progress: ProgressBar) 
         if documents is None:
             ids.unlink()
         sides[name] = (Corpus(source=source, target=target, documents=documents),)
-        contrastive += [json.dumps(pair, ensure_ascii=False) + "\n" for pair in side.contrastive()]
+        contrastive += [json_text(pair, ensure_ascii=False) + "\n" for pair in side.contrastive()]
     if contrastive:
         write_text(folder.parent / CONTRASTIVE, "".join(contrastive))
     return sides

@@ -1,6 +1,5 @@
 """Random and Bayesian search of a study's settings by Optuna: the next point from the trials so far."""
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from mtkit.errors import MtkitError
 from mtkit.experiments.entries import is_whole
 from mtkit.experiments.rows import Row, is_measured, search_score
 from mtkit.experiments.study import Range, SearchSettings
+from mtkit.storage.files import json_text
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -104,7 +104,7 @@ def _distribution(place: str, values: Sequence[Any] | Range) -> "BaseDistributio
 
 def _internal(value: Any) -> Any:
     """Return a value as Optuna takes it: a number, a boolean or a string; lists and mappings as JSON."""
-    return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else json_text(value)
 
 
 def _external(values: Sequence[Any] | Range, chosen: Any) -> Any:
@@ -116,4 +116,4 @@ def _external(values: Sequence[Any] | Range, chosen: Any) -> Any:
 
 
 def _key(point: Mapping[str, Any]) -> str:
-    return json.dumps(point, sort_keys=True)
+    return json_text(point, sort_keys=True)

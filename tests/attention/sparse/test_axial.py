@@ -165,7 +165,7 @@ def test_the_end_of_a_line_is_the_last_of_the_pass(positions: str | None) -> Non
     expected, _ = part.along(x, None, causal=True)
     every = [part.newest(x[:, :, place], place) for place in range(4)]
     keys, values = (torch.stack([each[number] for each in every], dim=3) for number in (1, 2))
-    output = part.at_the_end(every[-1][0], keys, values)
+    output = part.at_the_end(x[:, :, -1], every[-1][0], keys, values)
     torch.testing.assert_close(output, expected[:, :, -1], rtol=1e-5, atol=1e-5)
 
 
