@@ -32,7 +32,7 @@ def layers(stack: Stack) -> list[Attention]:
     return [layer for layer in stack.layers if isinstance(layer, Attention)]
 
 
-@each()
+@each(slow=lambda case: not plain(case))
 def test_rows_are_heads(case: Case) -> None:
     stack = make(case)
     query, memory = tokens(2, 9), memory_for(case, 2, 9)

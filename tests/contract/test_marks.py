@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention import Attended, Attention, Beginning, Inputs, Site, State, build, mechanisms, reorder
 from mtkit.attention.marks import marks_from, sentences
-from tests.contract.cases import Case, each, small, small_options, steps, valid_mask
+from tests.contract.cases import Case, each, plain, small, small_options, steps, valid_mask
 from tests.contract.counting import Count
 from tests.contract.slots import taken
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
@@ -75,7 +75,7 @@ def memory_marks(inputs: dict[str, Any]) -> Tensor | None:
     return marks
 
 
-@each(small)
+@each(small, slow=lambda case: not (plain(case) or reads(case)))
 def test_marks_that_are_not_read_change_no_bit(case: Case) -> None:
     stack, inputs = make(case), given(case)
     if any(layer.reads_marks for layer in stack.layers):
@@ -95,7 +95,7 @@ def test_marks_that_are_not_read_change_no_bit(case: Case) -> None:
         # of caches, only what has been written is compared: the rest is not initialised
 
 
-@each(small)
+@each(small, slow=lambda case: not (plain(case) or reads(case)))
 @torch.no_grad()
 def test_without_marks_all_are_zero(case: Case) -> None:
     stack, inputs = make(case), given(case)
