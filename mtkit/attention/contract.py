@@ -397,13 +397,17 @@ def reorder(state: State, index: Tensor) -> State:
     N' continues; tensors under "shared" stay as they are.
     """
     within_segments = index.dim() == 2
+    rows: dict[int, Tensor] = {}
+    """The chosen of all B * N rows, by N."""
 
     def chosen(value: Tensor) -> Tensor:
         if not within_segments:
             return value.index_select(0, index)
         segments, hypotheses = value.shape[:2]
-        base = torch.arange(segments, device=index.device).unsqueeze(1) * hypotheses
-        return value.flatten(0, 1).index_select(0, (base + index).flatten()).unflatten(0, index.shape)
+        if hypotheses not in rows:
+            first = torch.arange(0, segments * hypotheses, hypotheses, device=index.device)
+            rows[hypotheses] = (first.unsqueeze(1) + index).flatten()
+        return value.flatten(0, 1).index_select(0, rows[hypotheses]).unflatten(0, index.shape)
 
     reordered: State = _map_tensors(state, chosen, skip="shared" if within_segments else None)
     return reordered

@@ -20,6 +20,7 @@ from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import unrounded_parts
 from mtkit.attention.kernels.cpu.int8 import Int8, check_int8
 from mtkit.attention.kernels.cpu.product import Float32, Low, Plain, Product, Tiled, packs_float32, tiles_float32
+from mtkit.model.layers import LayerNorm
 from mtkit.model.network import Network
 
 
@@ -28,7 +29,7 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Inside, the model computes with prepared weights, without gradients.
 
     int8, and on the CPU bfloat16, apply to all linear layers and the output projection; so does float32 if oneDNN or
-    tiles are faster. Other types apply to joint products.
+    tiles are faster. Other types apply to joint products, and bfloat16 on CUDA to norms.
 
     Raises: MtkitError for int8 if the model is not on the CPU, or the processor has no such products.
     """
@@ -46,6 +47,8 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for module in model.modules():
             if isinstance(module, HeadAttention) and module not in unrounded:
                 replace(module, "projected", partial(_projected, prepared))
+            if isinstance(module, LayerNorm) and device.type == "cuda" and dtype == torch.bfloat16:
+                replace(module, "forward", prepared.norm(module))
             if dtype == torch.int8 or is_low(dtype, device) or _float32(dtype, device) is not None:
                 if type(module) is nn.Linear and module not in unrounded:
                     replace(module, "forward", prepared.of(module))
@@ -80,6 +83,7 @@ class _Prepared:
         self._prepare = prepare
         # keyed by ids: the products must not keep the model alive
         self._products: dict[tuple[int, ...], Product] = {}
+        self._norms: dict[int, LayerNorm] = {}
 
     @torch.inference_mode(False)  # the cache is used outside too
     def of(self, *maps: nn.Linear) -> Product:
@@ -90,6 +94,15 @@ class _Prepared:
             weight = torch.cat([linear.weight.detach() for linear in maps])
             self._products[key] = self._prepare(weight, torch.cat(biases) if biases else None)
         return self._products[key]
+
+    @torch.inference_mode(False)
+    def norm(self, module: LayerNorm) -> Callable[[Tensor], Tensor]:
+        """The norm of bfloat16 vectors by bfloat16 weights (`LayerNorm`)."""
+        if id(module) not in self._norms:
+            low = LayerNorm(module.normalized_shape, module.eps, device=module.weight.device, dtype=torch.bfloat16)
+            low.load_state_dict(module.state_dict())
+            self._norms[id(module)] = low
+        return self._norms[id(module)].forward
 
     @torch.inference_mode(False)
     def output(self, network: Network) -> Product:

@@ -26,15 +26,21 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids (B, T) to (B, T, D)."""
-        x = embed(ids, self.tokens.weight) * self.scale
+        x = _lowered(embed(ids, self.tokens.weight) * self.scale)
         if self.positions is not None:
             x = x + self.positions(0, ids.shape[1]).type_as(x)
         return self.dropout(x)
 
     def at(self, ids: Tensor, position: int) -> Tensor:
         """ids (B, N), all at the same position, to (B, N, D)."""
-        x = self.tokens(ids) * self.scale
+        x = _lowered(self.tokens(ids) * self.scale)
         return x if self.positions is None else x + self.positions(position, 1).type_as(x)
+
+
+def _lowered(x: Tensor) -> Tensor:
+    """x in bfloat16 under CUDA's autocast to it, so that products and sums up to the output need no conversion."""
+    low = x.is_cuda and torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    return x.bfloat16() if low else x
 
 
 def embed(ids: Tensor, table: Tensor) -> Tensor:

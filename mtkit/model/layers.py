@@ -4,6 +4,7 @@ A stream of tokens between sub-layers is a tensor (..., D), or a pair of them if
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from mtkit.attention import Attended, Attention, State
 from mtkit.attention.kernels.dot_product import upcast
+from mtkit.device import autocast_disabled
 from mtkit.errors import MtkitError
 from mtkit.recipe import ModelSettings
 
@@ -96,6 +98,20 @@ class FeedForward(nn.Module):
         return self.outer(self.dropout(hidden)).unflatten(0, x.shape[:-1])
 
 
+class LayerNorm(nn.LayerNorm):
+    """Layer norm in the type of its input and weights; sums are in float32 (Ba et al., 2016, arXiv 1607.06450).
+
+    CUDA's autocast would convert a low input and low weights to float32 and hand on float32: the tokens' vectors would
+    then be converted back in front of every product.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) to the same."""
+        low = x.dtype == self.weight.dtype != torch.float32
+        with autocast_disabled(x.device) if low else nullcontext():
+            return super().forward(x)
+
+
 Stream = Tensor | tuple[Tensor | float, Tensor]
 
 
@@ -108,7 +124,7 @@ class Residual(nn.Module):
 
     def __init__(self, model: ModelSettings) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(model.d_model)
+        self.norm = LayerNorm(model.d_model)
         self.dropout = Dropout(model.dropout)
         self.pre = model.norm == "pre"
 

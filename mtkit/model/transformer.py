@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from mtkit.attention import State
 from mtkit.attention.registry import find
 from mtkit.model.embedding import Embedding, absolute_positions, token_table
-from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, StackPass, Weights, from_stream, to_stream
+from mtkit.model.layers import (
+    Context,
+    DecoderLayer,
+    EncoderLayer,
+    LayerNorm,
+    StackPass,
+    Weights,
+    from_stream,
+    to_stream,
+)
 from mtkit.model.network import Choice, Encoded, Logits, Network, Output, Shortlist, build_stack
 from mtkit.model.reversible import refuse_carry, run_reversibly
 from mtkit.recipe import ModelSettings
@@ -54,8 +63,8 @@ class Transformer(Network):
         self.encoder = nn.ModuleList(EncoderLayer(sublayer, settings) for sublayer in encoder)
         self.decoder = nn.ModuleList(DecoderLayer(*pair, settings) for pair in zip(decoder, cross, strict=True))
         # pre-norm layers do not normalise their output
-        self.encoder_norm = nn.LayerNorm(width) if settings.norm == "pre" else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(width) if settings.norm == "pre" else nn.Identity()
+        self.encoder_norm = LayerNorm(width) if settings.norm == "pre" else nn.Identity()
+        self.decoder_norm = LayerNorm(width) if settings.norm == "pre" else nn.Identity()
         self.longest_source = min([longest, *(sublayer.longest for sublayer in (*encoder, *cross) if sublayer.longest)])
         self.longest_target = min([longest, *(sublayer.longest for sublayer in decoder if sublayer.longest)])
         self.has_weights = find(attention["cross"][-1].name).weights

@@ -58,8 +58,6 @@ def _accepts_bool(annotation: Any) -> bool:
 _SIX_LAYERS = {"encoder_layers": 6, "decoder_layers": 6, "norm": "post"}
 _LONG_TRAINING = {
     "batch_tokens": 25_000,
-    "schedule": "noam",
-    "peak_rate": 1.0,
     "warmup_updates": 4_000,
     "clip_norm": 0.0,
     "validate_every": 2_000,
@@ -76,14 +74,15 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "base": {
         "model": _SIX_LAYERS | {"d_model": 512, "heads": 8, "feed_forward": 2048},
-        "training": _LONG_TRAINING | {"max_updates": 100_000},
+        "training": _LONG_TRAINING | {"peak_rate": 7.0e-4, "max_updates": 100_000},
     },
     "big": {
         "model": _SIX_LAYERS | {"d_model": 1024, "heads": 16, "feed_forward": 4096, "dropout": 0.3},
-        "training": _LONG_TRAINING | {"max_updates": 300_000},
+        "training": _LONG_TRAINING | {"peak_rate": 4.9e-4, "max_updates": 300_000},
     },
 }
-"""Base and big are the models of "Attention Is All You Need" (Vaswani et al., 2017), table 3."""
+"""Base and big are the models of "Attention Is All You Need" (Vaswani et al., 2017), table 3; their learning rates are
+those of its equation 3."""
 
 
 MOST_HYPOTHESES = 1_000
@@ -228,7 +227,7 @@ class TrainingSettings(Settings):
     """Peak learning rate of muon's matrices, on the schedule of `peak_rate`. An update of an R x C matrix has singular
     values near this rate times sqrt(max(1, R / C))."""
     peak_rate: PositiveFloat = 1.5e-3
-    """Peak learning rate."""
+    """Peak learning rate; with the schedule noam its factor, 1 in the paper."""
     schedule: Literal["noam", "inverse-sqrt", "cosine"] = "inverse-sqrt"
     """Decay of the learning rate after the warm-up. noam peaks at `peak_rate` / sqrt(d_model * warmup_updates)."""
     warmup_updates: NonNegativeInt = 400

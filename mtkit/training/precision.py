@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mtkit.attention.contract import unrounded_parts
 from mtkit.device import autocast, autocast_disabled, varied_shapes
 from mtkit.errors import RunError
+from mtkit.model.layers import LayerNorm
 
 WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
 """Environment variable of cuBLAS: with workspaces of a fixed size, it always sums in the same order."""
@@ -93,22 +94,25 @@ def _set_deterministic(deterministic: bool, warn_only: bool, fill_memory: bool) 
 
 
 class LowWeights:
-    """Copies of a model's matrices and linear biases in bfloat16, for passes under autocast in that type.
+    """Copies of a model's matrices, linear biases and norms in bfloat16, for passes under autocast in that type.
 
     Autocast only rounds the factors of each product; the tensors between products stay in float32 and are rounded again
     by every product that reads them. With bfloat16 matrices, the tokens' vectors are bfloat16 from the embedding on
     (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.1: float32 master weights and low copies).
-    Biases of linear layers are copied too, because a product has one type for matrix and bias. Other vectors, such as
-    norms, stay in float32, and so do buffers and the weights of attentions that must not round (`unrounded`).
+    Biases of linear layers are copied too, because a product has one type for matrix and bias, and on CUDA, whose norms
+    have one type for input and weights, the norms between sub-layers. Other vectors stay in float32, and so do buffers
+    and the weights of attentions that must not round (`unrounded`).
     """
 
     def __init__(self, model: nn.Module) -> None:
         unrounded = {parameter for part in unrounded_parts(model) for parameter in part.parameters()}
-        biases = {module.bias for module in model.modules() if isinstance(module, nn.Linear)}
+        vectors = {module.bias for module in model.modules() if isinstance(module, nn.Linear)}
+        norms = [module for module in model.modules() if isinstance(module, LayerNorm)]
+        vectors |= {vector for norm in norms if norm.weight.is_cuda for vector in norm.parameters()}
         self._parameters = [
             parameter
             for parameter in model.parameters()
-            if (parameter.dim() >= 2 or parameter in biases)
+            if (parameter.dim() >= 2 or parameter in vectors)
             and parameter.dtype == torch.float32
             and parameter not in unrounded
         ]

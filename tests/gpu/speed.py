@@ -130,8 +130,8 @@ def decoding_speed(setup: Setup) -> Iterator[Result]:
     recipe = setup.data / "speed.yaml"
     limit = "max_updates: 2" if setup.tiny else f"max_minutes: {TRAINING_MINUTES}"
     recipe.write_text(
-        f"preset: {_preset(setup)}\ntraining: {{batch_tokens: {500 if setup.tiny else 25_000}, warmup_updates: 200, "
-        f"peak_rate: 1.0e-3, validate_segments: 20, validate_every: 100000, {limit}}}\n"
+        f"preset: {_preset(setup)}\ntraining: {{batch_tokens: {500 if setup.tiny else 25_000}, warmup_updates: 300, "
+        f"peak_rate: 5.0e-4, validate_segments: 20, validate_every: 100000, {limit}}}\n"
     )
     yield from _command(
         "decoding: training", "train", "--recipe", str(recipe), "--data", str(_data(setup)), "--device", setup.device,

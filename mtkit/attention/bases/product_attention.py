@@ -25,6 +25,7 @@ from mtkit.attention.kernels.dot_product import (
     attend_cached,
     cached_is_faster,
     is_plain,
+    numbers,
     safe_softmax,
     supports_cached,
 )
@@ -102,7 +103,7 @@ class ProductAttention(ScoreAttention):
             state = _separate_caches(state, query.shape[1])
         if "seen" not in state:
             return super().newest(query, state)
-        here = torch.full((1,), state["count"], device=query.device)
+        here = numbers(state["count"], state["count"] + 1, query.device)
         q, k, v = self.queries_keys_values(query, here)
         state = _append_rows(state, k, v)
         shared, rows = state["shared"], state["rows"]
@@ -170,8 +171,8 @@ def _append_rows(state: State, k: Tensor, v: Tensor) -> State:
     # the test for finite values would stall an accelerator
     if hypotheses > 1 and not (v.device.type == "cpu" and bool(v.sum().isfinite())):
         # 0 * NaN would reach hypotheses that do not see the row: the NaN moves to its key, whose score is masked
-        broken = ~v.isfinite().all(-1).all(1)  # (B, N)
-        k, v = k.masked_fill(broken[:, None, :, None], torch.nan), v.nan_to_num(0.0, 0.0, 0.0)
+        zero = v.sum((1, 3), dtype=torch.float32) * 0.0  # (B, N), NaN for a row that is not finite
+        k, v = k + zero[:, None, :, None].type_as(k), v.nan_to_num(0.0, 0.0, 0.0)
     shared["keys"][:, :, rows:end] = k
     shared["values"][:, :, rows:end] = v
     shared["position"][:, rows:end] = state["count"]
@@ -180,7 +181,8 @@ def _append_rows(state: State, k: Tensor, v: Tensor) -> State:
         return after
     if _has_one_row_per_position(state):
         seen[:, :, :rows] = True
-    seen[:, :, rows:end] = torch.eye(hypotheses, dtype=torch.bool, device=seen.device)
+    own = numbers(0, hypotheses, seen.device)
+    seen[:, :, rows:end] = own.unsqueeze(1) == own
     return after
 
 

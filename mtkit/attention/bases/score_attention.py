@@ -28,13 +28,12 @@ How mechanisms of the literature are stated:
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from mtkit.attention.bases.caches import append, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, State
-from mtkit.attention.kernels.dot_product import by_hypotheses, outputs_of, scores_of, upcast, weights_of
+from mtkit.attention.kernels.dot_product import by_hypotheses, numbers, outputs_of, scores_of, upcast, weights_of
 
 
 class Pairs(NamedTuple):
@@ -178,8 +177,8 @@ class ScoreAttention(HeadAttention):
     ) -> Pairs:
         """All pairs of a forward pass; valid (B, S) of the keys, which in the self roles are the queries."""
         q, columns = self.queries(query), self.columns(query if memory is None else memory)
-        query_position = torch.arange(query.shape[1], device=query.device)
-        key_position = torch.arange(columns["values"].shape[2], device=query.device)
+        query_position = numbers(0, query.shape[1], query.device)
+        key_position = numbers(0, columns["values"].shape[2], query.device)
         return Pairs(q, columns, query_position, key_position, valid, self.site.causal, task)
 
     def attend(self, inputs: Inputs) -> Attended:
@@ -215,7 +214,7 @@ class ScoreAttention(HeadAttention):
     def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
         """The pairs of a step with query (B, N, D), and their state: the one given with the newest tokens added."""
         count, hypotheses = state["count"], query.shape[1]
-        here = torch.full((1,), count, device=query.device)
+        here = numbers(count, count + 1, query.device)
         if self.site.role == "cross":
             shared = state["shared"]
             q, valid = self.queries(query), shared["valid"]
@@ -227,7 +226,7 @@ class ScoreAttention(HeadAttention):
             rows = {name: x.squeeze(2).unflatten(0, query.shape[:2]) for name, x in columns.items()}
             state = append(state, **rows)
             columns = {name: written(state, name).flatten(0, 1) for name in rows}
-        key_position = torch.arange(columns["values"].shape[2], device=query.device)
+        key_position = numbers(0, columns["values"].shape[2], query.device)
         return Pairs(q, columns, here, key_position, valid, state=state, hypotheses=hypotheses), state
 
     def _turned(self, name: str, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Scores and softmax are computed in float32 at least. A query that sees no key ge
 padding. A few queries over cached keys, without gradients, go through a compiled loop on the CPU.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -142,11 +143,11 @@ def safe_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:
 
     Hidden entries may hold any value. A row with a visible NaN is NaN.
     """
-    scores = upcast(scores)
+    dtype = torch.promote_types(scores.dtype, torch.float32)
     if visible is None:
-        return scores.softmax(-1)
+        return scores.softmax(-1, dtype=dtype)
     # masked by replacement, which no logit is large enough to overcome; `masked_fill` is slower on the CPU
-    weights = scores.where(visible, torch.finfo(scores.dtype).min).softmax(-1)
+    weights = scores.where(visible, torch.finfo(scores.dtype).min).softmax(-1, dtype=dtype)
     # a product is faster still, but would make NaN of a gradient that is infinite where nothing is to be seen; dropout
     # draws in the order of memory, which must be that of the product in a pass that is run again with gradients
     return weights.where(visible, 0.0).contiguous() if weights.requires_grad else weights * visible
@@ -263,7 +264,7 @@ def attend_step(
         scale=scale,
         visible=visible,
         positions=positions,
-        query_position=torch.full((1,), query_position, device=q.device),
+        query_position=numbers(query_position, query_position + 1, q.device),
         key_position=_range(keys) if key_position is None else key_position,
     )
     heads = by_hypotheses(heads, hypotheses).transpose(1, 2)
@@ -311,8 +312,19 @@ def expand_heads(x: Tensor, heads: int) -> Tensor:
     return x.unsqueeze(2).expand(-1, -1, heads // groups, *[-1] * (x.dim() - 2)).flatten(1, 2)
 
 
+def numbers(begin: int, end: int, device: torch.device) -> Tensor:
+    """The integers begin to end - 1, a view of a kept tensor that nobody may write to: a step needs them per layer."""
+    return _kept_numbers(1 << max(end - 1, 1).bit_length(), device)[begin:end]
+
+
+@lru_cache(maxsize=8)
+@torch.inference_mode(False)  # the kept tensor also serves training
+def _kept_numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)
+
+
 def _range(x: Tensor) -> Tensor:
-    return torch.arange(x.shape[-2], device=x.device)
+    return numbers(0, x.shape[-2], x.device)
 
 
 def _triangle(q: Tensor, k: Tensor) -> Tensor:
