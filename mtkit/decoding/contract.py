@@ -32,6 +32,8 @@ class SourceBatch:
     pieces: Tensor | None = None
     """(K,) ids of the pieces that may be generated; PAD, UNK, BOS and EOS come first, as in the vocabulary. None: all.
     The search numbers pieces by their index in this list."""
+    lines: list[int] | None = None
+    """Number of lines in the translation of each segment, with a break between two lines; None: any number."""
     stopped: Callable[[], bool] | None = None
     """Returns whether the result is no longer wanted; called at each step. None: it is always wanted."""
 

@@ -36,6 +36,7 @@ def make_batch(
         list(limits),
         torch.tensor(keys, device=device),
         tasks_of([segment.task for segment in segments], device),
+        lines=[segment.lines for segment in segments],
         stopped=stopped,
     )
 

@@ -13,7 +13,8 @@ decoded again by mtkit's own search.
 """
 
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,7 +30,7 @@ from mtkit.decoding.engines.model_engine import ModelEngine, dtype_name
 from mtkit.decoding.parallel import at_once
 from mtkit.decoding.search.continuations import NEVER_GENERATED, normalised
 from mtkit.recipe import DecodingSettings
-from mtkit.text.tokenizer import EOS, PAD
+from mtkit.text.tokenizer import BREAK, EOS, PAD
 
 LEAST_PENALTY = 1e-6
 """The exponent that replaces 0; it changes a score by less than float32's rounding."""
@@ -111,7 +112,9 @@ class CTranslate2Engine(ModelEngine):
         device = batch.source.device
         pieces = torch.tensor(padded, device=device)
         log_probs = torch.tensor([[log_prob for _, log_prob in row] for row in rows], device=device)
-        again = [k for k, hypotheses in enumerate(searched) if not _follows_rules(hypotheses, beam, batch.limits[k])]
+        lines: Sequence[int | None] = batch.lines or [None] * len(batch.limits)
+        checked = enumerate(zip(searched, batch.limits, lines, strict=True))
+        again = [k for k, (hypotheses, limit, count) in checked if not _follows_rules(hypotheses, beam, limit, count)]
         if again:
             decoded = replace(self.own, lexicon=None).translate(
                 SourceBatch(
@@ -122,6 +125,7 @@ class CTranslate2Engine(ModelEngine):
                     batch.pieces
                     if self.lexicon is None
                     else self.lexicon.shortlist(batch.source),  # of the whole batch
+                    None if batch.lines is None else [batch.lines[k] for k in again],
                     batch.stopped,
                 )
             )
@@ -163,12 +167,22 @@ class CTranslate2Engine(ModelEngine):
         ]
 
 
-def _follows_rules(hypotheses: Found, beam: int, limit: int) -> bool:
+def _follows_rules(hypotheses: Found, beam: int, limit: int, lines: int | None) -> bool:
     """Whether mtkit's own search gives the same: all hypotheses end before the limit, with pieces that may come."""
     return len(hypotheses) == beam and all(
-        pieces[-1:] == [EOS] and len(pieces) < limit and min(pieces) >= NEVER_GENERATED and math.isfinite(log_prob)
+        pieces[-1:] == [EOS]
+        and len(pieces) < limit
+        and min(pieces) >= NEVER_GENERATED
+        and math.isfinite(log_prob)
+        and (lines is None or _has_lines(pieces, lines))
         for pieces, log_prob in hypotheses
     )
+
+
+def _has_lines(pieces: list[int], lines: int) -> bool:
+    """Whether the pieces, EOS included, are that number of lines, none of several lines empty, as in `Endings`."""
+    ends = [place for place, piece in enumerate(pieces) if piece in (BREAK, EOS)]
+    return len(ends) == lines and (lines == 1 or min(map(operator.sub, ends, [-1, *ends])) > 1)
 
 
 def _tokens(pieces: Tensor) -> list[list[str]]:

@@ -4,7 +4,7 @@ import hashlib
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, groupby
 from operator import ne
@@ -199,6 +199,8 @@ class Segment:
     """Source pieces: the tag of the direction if there are several, text, EOS."""
     task: int | None = None
     """Index of the direction, if there are several."""
+    lines: int = 1
+    """Number of lines that it joins."""
 
 
 class Source:
@@ -290,7 +292,7 @@ class Source:
         pieces = list(self.encoded[group[0]])
         for number in group[1:]:
             pieces += [BREAK, *self.tag(number), *self.encoded[number]]
-        return self.segment(group[0], pieces)
+        return replace(self.segment(group[0], pieces), lines=len(group))
 
 
 def split_lines(tokenizer: Tokenizer, pieces: Sequence[int], lines: int) -> list[tuple[str, tuple[int, ...]]] | None:

@@ -16,7 +16,6 @@ from torch import Tensor
 from mtkit.attention.contract import close_gaps, reorder
 from mtkit.decoding.contract import Hypotheses, SourceBatch
 from mtkit.decoding.search.continuations import (
-    at_limit,
     begin,
     best_continuations,
     coverage_penalty,
@@ -24,6 +23,7 @@ from mtkit.decoding.search.continuations import (
     normalised,
     still_running,
 )
+from mtkit.decoding.search.endings import Lines
 from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import BOS, EOS, PAD
@@ -36,7 +36,7 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
     """
     beam, with_coverage = settings.beam, settings.coverage_penalty > 0
     prefixes = _Prefixes(batch, with_coverage)
-    ended = _Ended(batch, beam)
+    ended, lines = _Ended(batch, beam), Lines(batch)
     state = begin(model, batch, hypotheses=1)  # one hypothesis suffices: the first step makes several of it
     for step in range(batch.longest):
         batch.check()
@@ -46,16 +46,18 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
         forbid = None
         if settings.no_repeat_ngram:
             forbid = partial(forbid_repeats, pieces=prefixes.pieces[..., :step], size=settings.no_repeat_ngram)
-        ends = at_limit(batch, prefixes.rows, step)
-        continuations = _Continuations(*best_continuations(logits, prefixes.log_prob, 2 * beam, ends, forbid))
+        endings = lines.endings(prefixes.token, prefixes.rows, step)
+        continuations = _Continuations(*best_continuations(logits, prefixes.log_prob, 2 * beam, endings, forbid))
         ended.add(continuations, prefixes, batch, step, settings.coverage_penalty)
         parents = prefixes.extend(continuations, beam, step, finished=ended.full(prefixes.rows))
+        lines.follow(prefixes.token, parents)
         running = still_running(prefixes.done, step)
         if running is not None and not len(running):
             break
         if running is not None:
             state, parents = close_gaps(state, running), parents[running]
             prefixes.keep(running)
+            lines.keep(running)
         if beam > 1:
             state = reorder(state, parents)
     return ended.hypotheses(settings.length_penalty)

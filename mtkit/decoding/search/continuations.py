@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.decoding.contract import SourceBatch
+from mtkit.decoding.search.endings import ANY, Endings
 from mtkit.model.network import Logits, Model
 from mtkit.text.tokenizer import BREAK, EOS
 
@@ -35,14 +36,6 @@ def begin(model: Model, batch: SourceBatch, hypotheses: int) -> Any:
     valid, task = batch.valid.clone(), None if batch.task is None else batch.task.clone()
     encoded = model.encode(batch.source, valid, task=task)
     return model.start(encoded, hypotheses=hypotheses, pieces=batch.pieces)
-
-
-def at_limit(batch: SourceBatch, rows: Tensor, step: int) -> Tensor | None:
-    """Whether each segment of `rows` (B',) is at its limit, so that EOS must follow: (B',), or None if no segment is.
-
-    `step` counts from 0.
-    """
-    return batch.limit[rows] <= step + 1 if step + 1 in batch.limits else None
 
 
 def still_running(done: Tensor, step: int) -> Tensor | None:
@@ -93,24 +86,23 @@ def forbid_repeats(scores: Tensor, pieces: Tensor, size: int) -> None:
     scores.scatter_reduce_(-1, ngrams[..., -1], ceiling, "amin")
 
 
-def allowed_log_probs(logits: Logits, ends: Tensor | None, forbid: Forbid | None = None) -> Tensor:
+def allowed_log_probs(logits: Logits, endings: Endings | None, forbid: Forbid | None = None) -> Tensor:
     """The log-probabilities (B, N, V) of the next pieces, normalised over all pieces; -inf for forbidden ones.
 
-    Forbidden are pieces that are never generated, pieces other than EOS in segments that must end (`ends` (B,), from
-    `at_limit`), and the pieces of `forbid`.
+    Forbidden are pieces that are never generated, and the pieces of `endings` and `forbid`.
     """
     log_probs = logits.whole()
     torch.log_softmax(log_probs, -1, out=log_probs)  # new memory of this size costs more than the logarithm
     log_probs[..., :NEVER_GENERATED] = -torch.inf
-    if ends is not None:
-        log_probs[..., EOS + 1 :].masked_fill_(ends[:, None, None], -torch.inf)
+    if endings is not None:
+        endings.apply(log_probs)
     if forbid is not None:
         forbid(log_probs)
     return log_probs
 
 
 def best_continuations(
-    logits: Logits, prefix: Tensor, k: int, ends: Tensor | None, forbid: Forbid | None = None
+    logits: Logits, prefix: Tensor, k: int, endings: Endings | None, forbid: Forbid | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The k largest sums of `allowed_log_probs` and of the prefixes' log-probabilities `prefix` (B, N).
 
@@ -118,24 +110,27 @@ def best_continuations(
     Sums of -inf mark missing continuations.
     """
     if forbid is not None or logits.hidden.device.type != "cpu":
-        top, index = best_sums(allowed_log_probs(logits, ends, forbid), prefix, k)
+        top, index = best_sums(allowed_log_probs(logits, endings, forbid), prefix, k)
     else:
-        top, index = _best_on_cpu(logits, prefix, k, ends)
+        top, index = _best_on_cpu(logits, prefix, k, endings)
     return top, index.div(logits.pieces, rounding_mode="floor"), index % logits.pieces
 
 
-def _best_on_cpu(logits: Logits, prefix: Tensor, k: int, ends: Tensor | None) -> tuple[Tensor, Tensor]:
+def _best_on_cpu(logits: Logits, prefix: Tensor, k: int, endings: Endings | None) -> tuple[Tensor, Tensor]:
     """The sums and their indices among N * V, by a compiled loop, from as many logits at a time as the cache holds."""
     from mtkit.attention.kernels.cpu.decoding_loops import best_of_logits
 
     k = min(k, prefix.shape[1] * logits.pieces)
-    ends = torch.zeros(len(prefix), dtype=torch.bool) if ends is None else ends
+    shape, must = logits.hidden.shape[:2], None if endings is None else endings.must
+    piece = torch.full(shape, ANY) if endings is None else endings.piece
+    piece = torch.full(shape, EOS) if piece is None else piece
+    must = torch.zeros(shape, dtype=torch.bool) if must is None else must
     top, index = torch.empty(len(prefix), k), torch.empty(len(prefix), k, dtype=torch.long)
-    arrays = [tensor.numpy() for tensor in (prefix.contiguous(), ends, top, index)]
+    arrays = [tensor.contiguous().numpy() for tensor in (prefix, piece, must, top, index)]
     for rows, *part in logits.parts():
         sums, units, added = (tensor.contiguous().numpy() for tensor in part)
-        part_prefix, part_ends, part_top, part_index = (array[rows] for array in arrays)
-        best_of_logits(sums, units, added, part_prefix, part_ends, NEVER_GENERATED, EOS, part_top, part_index)
+        before, ending, ends, largest, places = (array[rows] for array in arrays)
+        best_of_logits(sums, units, added, before, ending, ends, NEVER_GENERATED, largest, places)
     return top, index
 
 

@@ -9,7 +9,6 @@ from mtkit.attention.contract import close_gaps
 from mtkit.decoding.contract import Hypotheses, SourceBatch
 from mtkit.decoding.search.continuations import (
     allowed_log_probs,
-    at_limit,
     begin,
     best,
     best_continuations,
@@ -17,6 +16,7 @@ from mtkit.decoding.search.continuations import (
     normalised,
     still_running,
 )
+from mtkit.decoding.search.endings import Lines
 from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import BOS, EOS, PAD
@@ -51,18 +51,18 @@ def _generate(
     pieces = torch.full((size, hypotheses, batch.longest), PAD, device=device)
     log_probs = torch.zeros(size, hypotheses, device=device)
 
-    state = begin(model, batch, hypotheses)
+    state, lines = begin(model, batch, hypotheses), Lines(batch)
     rows = torch.arange(size, device=device)  # the unfinished segments
     token = torch.full((size, hypotheses), BOS, device=device)
     done = torch.zeros(size, hypotheses, dtype=torch.bool, device=device)
     for step in range(batch.longest):
         batch.check()
         logits, state, _ = model.step(token, state)
-        ends, forbid = at_limit(batch, rows, step), None
+        endings, forbid = lines.endings(token, rows, step), None
         if settings.no_repeat_ngram:
             forbid = partial(forbid_repeats, pieces=pieces[rows, :, :step], size=settings.no_repeat_ngram)
         if sampling:
-            candidates = allowed_log_probs(logits, ends, forbid)
+            candidates = allowed_log_probs(logits, endings, forbid)
             uniforms = uniform(settings.seed, batch.keys[rows], hypotheses, step)
             token = draw(
                 candidates.flatten(0, 1),
@@ -73,18 +73,22 @@ def _generate(
             ).view(uniforms.shape)
             log_prob = candidates.gather(-1, token[..., None]).squeeze(-1)
         else:
-            log_prob, _, token = best_continuations(logits, torch.zeros(len(rows), 1, device=device), 1, ends, forbid)
+            log_prob, _, token = best_continuations(
+                logits, torch.zeros(len(rows), 1, device=device), 1, endings, forbid
+            )
         impossible = ~log_prob.isfinite()
         token = token.masked_fill(impossible, EOS).masked_fill(done, PAD)
         pieces[rows, :, step] = token
         log_probs[rows] += log_prob.masked_fill(impossible, -torch.inf).masked_fill(done, 0.0)
         done |= token == EOS
+        lines.follow(token)
         running = still_running(done.all(1), step)
         if running is not None:
             if not len(running):
                 break
             state = close_gaps(state, running)
             rows, token, done = rows[running], token[running], done[running]
+            lines.keep(running)
     lengths = (pieces != PAD).sum(-1)
     return Hypotheses(pieces, log_probs, normalised(log_probs, lengths, settings.length_penalty)).ranked()
 

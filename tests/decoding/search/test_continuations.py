@@ -16,6 +16,7 @@ from mtkit.decoding.search.continuations import (
     forbid_repeats,
     normalised,
 )
+from mtkit.decoding.search.endings import ANY, Endings
 from mtkit.model import network as module
 from mtkit.model.network import Logits
 from mtkit.text.tokenizer import BREAK, EOS
@@ -35,6 +36,14 @@ def expected(logits: Tensor, before: Tensor, k: int, ends: Tensor | None) -> tup
     return ranked.values[:, :k], ranked.indices[:, :k]
 
 
+def at(ends: Tensor | None, hypotheses: int) -> Endings | None:
+    """The endings of segments that are at their limit if `ends` (B,)."""
+    if ends is None:
+        return None
+    must = ends[:, None].expand(-1, hypotheses)
+    return Endings(torch.full(must.shape, ANY), must)
+
+
 @pytest.mark.parametrize("forbids", [False, True])  # what forbids more takes the other way, as GPUs do
 @pytest.mark.parametrize("pieces", [5, 64, 100, 5003])
 @pytest.mark.parametrize("hypotheses", [1, 4])
@@ -49,7 +58,9 @@ def test_they_are_the_first_of_all(pieces: int, hypotheses: int, kinds: int, for
     for ends in (None, torch.arange(7) % 2 == 0):
         wanted, places = expected(logits, before, 10, ends)
         forbid = (lambda log_probs: None) if forbids else None
-        found, hypothesis, piece = best_continuations(Logits.known(logits.clone()), before, 10, ends, forbid)
+        found, hypothesis, piece = best_continuations(
+            Logits.known(logits.clone()), before, 10, at(ends, hypotheses), forbid
+        )
         index = hypothesis * pieces + piece
         assert found.shape == index.shape == (7, min(10, hypotheses * pieces))
         torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=2e-6)
@@ -82,7 +93,7 @@ def test_they_are_the_same_whatever_is_computed_at_a_time(together: int, monkeyp
 
     ends = torch.arange(7) % 3 == 0
     whole = expected(hidden @ weight.T, before, 4, ends)
-    found, hypothesis, piece = best_continuations(Logits(hidden, project, 100), before, 4, ends)
+    found, hypothesis, piece = best_continuations(Logits(hidden, project, 100), before, 4, at(ends, 2))
     real = found > -torch.inf
     torch.testing.assert_close(found.double()[real], whole[0][real], rtol=1e-6, atol=2e-6)
     assert torch.equal((hypothesis * 100 + piece)[real], whole[1][real])

@@ -185,26 +185,27 @@ def write_largest(sums: Floats, unit: np.float32, added: Floats, high: Floats) -
 
 
 @compiled(
-    "float32[:, :, ::1], float32[:, ::1], float32[::1], float32[:, ::1], boolean[::1], int64, int64, float32[:, ::1], "
-    "int64[:, ::1]"
+    "float32[:, :, ::1], float32[:, ::1], float32[::1], float32[:, ::1], int64[:, ::1], boolean[:, ::1], int64, "
+    "float32[:, ::1], int64[:, ::1]"
 )
 def best_of_logits(
     sums: Floats,
     units: Floats,
     added: Floats,
     before: Floats,
-    ends: NDArray[np.bool_],
+    ending: NDArray[np.int64],
+    must: NDArray[np.bool_],
     first: int,
-    end: int,
     top: Floats,
     index: NDArray[np.int64],
 ) -> None:
     """Write the k largest of log-probability plus `before` (B, N) to top (B, k), largest first.
 
     Log-probabilities (B, N, V) are logits less the logarithm of the sum of their exponentials over all V, and logits
-    are sums (B, N, V) times units (B, N) plus what is added (V,). Pieces below `first` are excluded, and if a segment
-    `ends` (B,), all but `end`. index (B, k) gets their places among N * V; of equal ones the first
-    counts. Hypotheses with NaN have none; if there are too few, top is -inf and the place 0.
+    are sums (B, N, V) times units (B, N) plus what is added (V,). Excluded are pieces below `first`, which is EOS; of
+    EOS and the break after it all but the piece `ending` (B, N), unless that is -1; and all others for a hypothesis
+    that `must` (B, N) end, with -1 by EOS. index (B, k) gets their places among N * V; of equal ones the first counts.
+    Hypotheses with NaN have none; if there are too few, top is -inf and the place 0.
     """
     segments, hypotheses, count = sums.shape
     most = top.shape[1]
@@ -219,13 +220,16 @@ def best_of_logits(
         for j in range(count):
             total += exponential(of_row[j] * unit + added[j] - largest_of_all)
         less = before[b, n] - (largest_of_all + np.log(total))
+        wanted = first if ending[b, n] < 0 else ending[b, n]
         for block in range(len(high)):
             if not high[block] + less > top[b, most - 1]:
                 continue
             low, past = max(block * LOGITS, first), min((block + 1) * LOGITS, count)
             for j in range(low, past):
                 score = of_row[j] * unit + added[j] + less
-                if score > top[b, most - 1] and (j == end or not ends[b]):
+                if score > top[b, most - 1] and (
+                    j == wanted or (not must[b, n] and (j > first + 1 or ending[b, n] < 0))
+                ):
                     place = most - 1
                     while place > 0 and top[b, place - 1] < score:
                         top[b, place], index[b, place] = top[b, place - 1], index[b, place - 1]

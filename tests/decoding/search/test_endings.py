@@ -1,0 +1,105 @@
+"""Joint translations of several lines get as many lines, by every search, and the best one that is allowed."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from mtkit.decoding.contract import Hypotheses, SourceBatch
+from mtkit.decoding.engines.model_engine import SEARCHES
+from mtkit.decoding.search.continuations import allowed_log_probs, best_continuations
+from mtkit.decoding.search.endings import ANY, NEITHER, Endings
+from mtkit.model.network import Logits
+from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import BREAK, EOS, PAD
+from tests.decoding.tiny import TinyModel, batch_of, log_prob_of, random_sources
+
+
+def joint(lines: list[int], limits: list[int]) -> SourceBatch:
+    """A batch of random sources whose translations have these numbers of lines."""
+    batch = batch_of(random_sources(len(lines), seed=3), limits)
+    return SourceBatch(batch.source, batch.limits, batch.keys, lines=lines)
+
+
+@torch.inference_mode()
+def found_by(given: dict[str, Any], batch: SourceBatch, vocabulary: int = 9) -> Hypotheses:
+    """The hypotheses of a search with these settings."""
+    settings = DecodingSettings.model_validate(given)
+    return SEARCHES[settings.method](TinyModel(vocabulary=vocabulary), batch, settings)
+
+
+def sizes(pieces: list[int]) -> list[int]:
+    """The number of pieces in each line of a hypothesis."""
+    assert EOS not in pieces[: pieces.index(EOS)]
+    found = [0]
+    for piece in pieces[: pieces.index(EOS)]:
+        found = [*found, 0] if piece == BREAK else [*found[:-1], found[-1] + 1]
+    return found
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "greedy"},
+        {"beam": 1},
+        {"beam": 4},
+        {"method": "sample", "n_best": 3},
+        {"beam": 3, "no_repeat_ngram": 1},
+    ],
+)
+def test_a_translation_has_the_lines_of_its_source_and_none_is_empty(given: dict[str, Any]) -> None:
+    lines, limits = [1, 2, 5, 3, 1, 4], [6, 12, 12, 7, 9, 30]
+    found = found_by({"method": "beam", **given}, joint(lines, limits))
+    for row, count, limit in zip(found.pieces.tolist(), lines, limits, strict=True):
+        for pieces in row:
+            each = sizes(pieces)
+            assert len(each) == count
+            assert count == 1 or min(each) > 0
+            assert pieces.index(EOS) < limit
+
+
+def test_without_a_number_of_lines_breaks_are_pieces_like_others() -> None:
+    batch = joint([1] * 30, [12] * 30)
+    free = SourceBatch(batch.source, batch.limits, batch.keys)
+    assert (found_by({"method": "greedy"}, free).pieces == BREAK).any()
+    assert not (found_by({"method": "greedy"}, batch).pieces == BREAK).any()
+
+
+def test_a_wide_beam_finds_the_best_of_all_that_is_allowed() -> None:
+    model = TinyModel(vocabulary=7)
+    sources, limit = random_sources(3, seed=5, vocabulary=7), 6
+    batch = batch_of(sources, limit)
+    counted = SourceBatch(batch.source, batch.limits, batch.keys, lines=[2, 3, 1])
+    found = found_by({"method": "beam", "beam": 400, "length_penalty": 0.0}, counted, vocabulary=7)
+    for source, lines, row, log_prob in zip(sources, [2, 3, 1], found.pieces, found.log_probs, strict=True):
+        best, best_pieces = -float("inf"), [0]
+        for length in range(limit):
+            for inner in product(range(BREAK, 7), repeat=length):
+                pieces = [*inner, EOS]
+                each = sizes(pieces)
+                if len(each) != lines or (lines > 1 and min(each) == 0):
+                    continue
+                if (score := log_prob_of(model, source, pieces)) > best:
+                    best, best_pieces = score, pieces
+        assert [piece for piece in row[0].tolist() if piece != PAD] == best_pieces
+        assert log_prob[0].item() == pytest.approx(best, abs=1e-4)
+
+
+def test_a_limit_below_the_number_of_lines_ends_the_translation() -> None:
+    found = found_by({"method": "greedy"}, joint([5], [3]))
+    assert found.pieces[0, 0].tolist() == [BREAK, BREAK, EOS]
+
+
+def test_the_compiled_loop_and_the_operations_forbid_the_same() -> None:
+    torch.manual_seed(4)
+    logits, before = torch.randn(40, 3, 11), torch.randn(40, 3)
+    piece = torch.tensor([EOS, BREAK, NEITHER, ANY])[torch.randint(4, (40, 3))]
+    must = (torch.rand(40, 3) < 0.5) & (piece != NEITHER)
+    for endings in (Endings(piece, must), Endings(piece, None), Endings(None, must), Endings(None, None)):
+        top, hypothesis, chosen = best_continuations(Logits.known(logits.clone()), before, 6, endings)
+        sums = (allowed_log_probs(Logits.known(logits.clone()), endings) + before[..., None]).flatten(1)
+        wanted = sums.topk(6)
+        real = wanted.values > -torch.inf
+        torch.testing.assert_close(top, wanted.values)
+        assert torch.equal((hypothesis * 11 + chosen)[real], wanted.indices[real])
