@@ -2,7 +2,8 @@
 
 recipe.yaml          all settings, resolved
 run.json             versions, commands, vocabulary sizes, directions, lengths of the training pairs, other packages
-                     whose mechanisms the model uses, and precision and FLOPs per token if they were measured
+                     whose mechanisms the model uses, word vectors that the embeddings began with, and precision and
+                     FLOPs per token if they were measured
 tokenizer/           sentencepiece models
 checkpoints/         update-00001000/ with model.safetensors, ...; average/ if checkpoints were averaged; base/ with the
                      weights that are not trained, if there are any
@@ -29,7 +30,7 @@ from mtkit.recipe import Recipe, make_recipe
 from mtkit.recipe.file import read_settings
 from mtkit.recipe.settings import RUNS, run_folder_of
 from mtkit.storage.files import check_regular
-from mtkit.storage.records import read_stored, stored
+from mtkit.storage.records import Count, read_stored, stored
 from mtkit.storage.weights import check_sum, load_weights, read_tensors
 from mtkit.text.languages import languages_of
 
@@ -67,6 +68,19 @@ class Origin(TypedDict):
 
 
 @stored
+class Embedded(TypedDict):
+    """A table of embeddings that began with word vectors (`mtkit.model.initial_embeddings.InitialEmbeddings`)."""
+
+    side: Literal["source", "target", "both"]
+    file: str
+    vectors: Count
+    pieces: Count
+    words: Count
+    parts: Count
+    scale: float
+
+
+@stored
 class About(TypedDict):
     """Content of run.json."""
 
@@ -83,6 +97,7 @@ class About(TypedDict):
     precision: NotRequired[Literal["float32", "bfloat16"]]
     flops_per_token: NotRequired[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     packages: NotRequired[dict[str, str]]
+    embeddings: NotRequired[list[Embedded]]
 
 
 @stored

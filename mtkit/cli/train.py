@@ -19,6 +19,7 @@ from mtkit.cli.options import (
     parse_options,
     use_threads,
 )
+from mtkit.cli.progress import through
 
 if TYPE_CHECKING:
     from mtkit.recipe.data import DataSettings
@@ -162,6 +163,7 @@ def train(
         device=device,
         init_from=source,
         say=typer.echo,
+        progress=through,
     )
     if outcome.signal is not None:
         raise typer.Exit(128 + outcome.signal)

@@ -148,7 +148,8 @@ def _settings(run: Run) -> list[tuple[str, str]]:
     parts = {"model", "attention", "decoding"} | (set() if imported_from(run) else {"training"})
     sections = recipe.model_dump(mode="json", include=parts)
     without_effect = {
-        "model": {"cell", "form"} if recipe.model.architecture != "rnn" else set(),
+        # files of this machine; the card names them with the training data
+        "model": {"embeddings"} | ({"cell", "form"} if recipe.model.architecture != "rnn" else set()),
         # init_from is a folder of this machine; the card names the run above
         "training": {"init_from"} | ({"muon_rate"} if recipe.training.optimizer != "muon" else set()),
         "decoding": {name for method, names in ONLY_WITH.items() if method != recipe.decoding.method for name in names},

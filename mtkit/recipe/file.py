@@ -91,7 +91,9 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def with_variables(settings: Mapping[str, Any], origin: Path) -> dict[str, Any]:
-    """Return the settings with environment variables ($MTKIT_DATA or ${MTKIT_DATA}) expanded in the paths of `data`.
+    """Return the settings with environment variables ($MTKIT_DATA or ${MTKIT_DATA}) expanded in paths of text.
+
+    These are the paths of `data` and of `model.embeddings`.
 
     Column names are not expanded: they may contain a dollar. Raises: RecipeError for a variable that is not set.
     """
@@ -114,7 +116,12 @@ def with_variables(settings: Mapping[str, Any], origin: Path) -> dict[str, Any]:
             return {key: item if key in columns else expanded(item) for key, item in value.items()}
         return value
 
-    return {**settings, "data": expanded(settings["data"])} if "data" in settings else dict(settings)
+    result, model = dict(settings), settings.get("model")
+    if "data" in settings:
+        result["data"] = expanded(settings["data"])
+    if isinstance(model, Mapping) and "embeddings" in model:
+        result["model"] = {**model, "embeddings": expanded(model["embeddings"])}
+    return result
 
 
 _REACHED = "reached:"

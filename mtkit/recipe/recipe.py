@@ -31,6 +31,15 @@ Preset = Literal["tiny", "small", "base", "big"]
 Metric = Literal["BLEU", "chrF", "TER", "exact", "token"]
 
 
+class WordVectorFiles(Settings):
+    """Files of word vectors that initialise embeddings: text of word2vec, GloVe or fastText (.vec or .txt, .gz too)."""
+
+    source: Path | None = None
+    """Word vectors of the source language, of the embeddings' width."""
+    target: Path | None = None
+    """Word vectors of the target language, of the embeddings' width."""
+
+
 class ModelSettings(Settings):
     """The encoder-decoder: a Transformer, or a recurrent network with attention to the source."""
 
@@ -66,6 +75,8 @@ class ModelSettings(Settings):
     tie: Literal["none", "decoder", "all"] = "all"
     """Share the output projection with the target embedding (decoder), or with both embeddings (all). If it is not set,
     models with separate vocabularies use decoder."""
+    embeddings: WordVectorFiles | None = None
+    """Word vectors with which the embeddings begin, for one side or both. With `tie: all`, one file for both sides."""
     output_bias: bool = False
     """Add a learned bias per piece to the logits."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
@@ -320,7 +331,8 @@ def with_inherited(own: Mapping[str, Any], begun: Path | None = None) -> dict[st
         return settings  # make_recipe raises
     inherited = read_settings(path)
     if "preset" not in own:
-        settings["model"] = {**inherited.get("model", {}), **model}
+        # the run's weights replace its initial embeddings
+        settings["model"] = {**inherited.get("model", {}), "embeddings": None, **model}
     if all(attention.get(role) is None for role in ROLES):
         options = {**inherited.get("attention", {}).get("options", {}), **options}
         settings["attention"] = {**inherited.get("attention", {}), "options": options}

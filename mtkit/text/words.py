@@ -44,6 +44,7 @@ _VOICED = "\uff9e\uff9f"  # the half-width marks, which are letters by their cat
 _INVISIBLE = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb"
 """Soft hyphens, joiners, marks of direction and other characters of category Cf."""
 _WORD = re.compile(rf"[{_INVISIBLE}]*+[{_CHARACTERS}][{_MARKS}{_VOICED}{_INVISIBLE}]*+|[^\s{_CHARACTERS}]++")
+_UNSPACED_TEXT = re.compile(rf"[{_CHARACTERS}{_MARKS}{_VOICED}{_INVISIBLE}]+")
 _STRETCH = re.compile(r"\s++|\S++")
 
 _SPACES = str.maketrans("", "", " \u2581")
@@ -53,6 +54,11 @@ _SPACES = str.maketrans("", "", " \u2581")
 def words(text: str) -> list[str]:
     """The words of a text, in order."""
     return _WORD.findall(text)
+
+
+def is_unspaced(text: str) -> bool:
+    """Return whether all characters belong to scripts without spaces between words; False for an empty text."""
+    return _UNSPACED_TEXT.fullmatch(text) is not None
 
 
 def word_starts(text: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 
@@ -14,9 +14,11 @@ from mtkit.evaluation.scores import missing_tokenizer
 from mtkit.memory import OOM_ERRORS, forget_peak, is_oom
 from mtkit.model.adaptation import frozen_state, train_in_part, trained_names
 from mtkit.model.build import build_model, describe_attention
+from mtkit.model.initial_embeddings import InitialEmbeddings
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume, initial_run
+from mtkit.terminal import ProgressBar, silent
 from mtkit.text.languages import languages_of
 from mtkit.training.checkpoint import Checkpoints, read_progress, verified_tensors
 from mtkit.training.data_loader import DataLoader, UpdateBatches
@@ -26,7 +28,7 @@ from mtkit.training.optimizer import build_schedule
 from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.precision_choice import resolve_precision
 from mtkit.training.progress import ENDLESS, Interruption, Limits, Outcome, Progress
-from mtkit.training.run_folder import init_from_run, lock_folder, open_folder, record
+from mtkit.training.run_folder import embed_word_vectors, init_from_run, lock_folder, open_folder, record
 from mtkit.training.update import Updater
 from mtkit.training.validation import (
     Validation,
@@ -50,12 +52,13 @@ def train(
     device: str = "auto",
     init_from: Run | None = None,
     say: Say = lambda line: None,
+    progress: ProgressBar = silent,
 ) -> Outcome:
     """Train the recipe's model in the run folder, from the beginning or from its last checkpoint.
 
     Under torchrun all processes train one model on the same global batches, and the first one writes. `command` is
     recorded; `init_from` is a run whose best weights a new run starts with; `say` prints lines for the user; its
-    OSError is ignored.
+    OSError is ignored. `progress` is for reading word vectors.
 
     Raises: RunError if the run in the folder has other settings, a checkpoint is damaged, the loss is not finite, or
     a limit is reached before the first update; DataError without training pairs; RecipeError and MtkitError if the
@@ -80,8 +83,12 @@ def train(
             tasks=len(prepared.directions),
         )
         init_from = initial_run(recipe.training.init_from, folder) if init_from is None else init_from
-        if init_from is not None and not can_resume(folder):
-            init_from_run(model, init_from, prepared, say)
+        embedded: list[InitialEmbeddings] = []
+        if not can_resume(folder):
+            bar = progress if world.first else silent
+            embedded = embed_word_vectors(model, recipe, prepared, init_from, say, bar)
+            if init_from is not None:
+                init_from_run(model, init_from, prepared, say)
         train_in_part(model, recipe.training, recipe.seed)
         training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)
         with lock_folder(folder) if world.first else nullcontext():
@@ -95,6 +102,8 @@ def train(
                     command=command,
                     init_from=init_from,
                 )
+                if embedded:
+                    record(folder, "embeddings", [asdict(table) for table in embedded])
             world.agree()  # the others wait until the folder is complete
             return training.run()
 

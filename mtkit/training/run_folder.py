@@ -14,8 +14,9 @@ from mtkit.data.lengths import lengths_of
 from mtkit.data.prepared import Prepared
 from mtkit.data.vocabulary import copy_tokenizers, vocabulary_of
 from mtkit.decoding.lines.source import source_budget
-from mtkit.errors import DiffersError, MtkitError, RunError
+from mtkit.errors import DiffersError, MtkitError, RecipeError, RunError
 from mtkit.model.build import attention_packages
+from mtkit.model.initial_embeddings import InitialEmbeddings, load_embeddings
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
 from mtkit.recipe.settings import LIMITS
@@ -23,6 +24,7 @@ from mtkit.runs import FORMAT, Origin, Run, can_resume
 from mtkit.storage.files import FILES_OF_RUNS, inside, locked, write_json, write_text, writing
 from mtkit.storage.records import read_object
 from mtkit.storage.yaml_text import dump_yaml
+from mtkit.terminal import ProgressBar
 from mtkit.training.metrics import Say
 from mtkit.version import __version__
 
@@ -40,7 +42,7 @@ def ancestors(run: Run) -> list[Origin]:
 
 
 def trained_on(run: Run) -> list[str]:
-    """Return the names of the training corpora and the pairs per direction, for people; empty if unknown."""
+    """Return the names of the training corpora, word vectors and the pairs per direction, for people."""
     data = run.recipe.data
     corpora = [corpus.label for corpus in data.train]
     if not corpora and run.about.get("data") is not None:
@@ -51,7 +53,8 @@ def trained_on(run: Run) -> list[str]:
         ]
     lengths = run.about.get("lengths") or {}
     pairs = {direction: sum(bin_.pairs for bin_ in stored.bins) for direction, stored in lengths.items()}
-    return [*corpora, *(f"{direction}: {count:,} training pairs" for direction, count in pairs.items())]
+    vectors = [f"word vectors of initial embeddings: {table['file']}" for table in run.about.get("embeddings", [])]
+    return [*corpora, *vectors, *(f"{direction}: {count:,} training pairs" for direction, count in pairs.items())]
 
 
 _MAY_CHANGE = (
@@ -183,11 +186,32 @@ def init_from_run(model: Network, run: Run, prepared: Prepared, say: Say) -> Non
         say(f"of {run.folder} do not fit and are not copied: {', '.join(unfit[:3])}{more}")
 
 
-MEASURED = ("precision", "flops_per_token")
+def embed_word_vectors(
+    model: Network, recipe: Recipe, prepared: Prepared, init_from: Run | None, say: Say, progress: ProgressBar
+) -> list[InitialEmbeddings]:
+    """Set a new model's embeddings from the files in `model.embeddings`; print the share of pieces with a vector.
+
+    Raises: RecipeError for a model that also begins with the weights of a run; as `load_embeddings`.
+    """
+    if recipe.model.embeddings is None:
+        return []
+    if init_from is not None:
+        raise RecipeError(
+            f"the embeddings of a new run come either from the run {init_from.folder} (training.init_from) or from "
+            "word vectors (model.embeddings); leave one out"
+        )
+    records = load_embeddings(model, recipe.model, prepared.tokenizers, progress=progress)
+    for table, notes in records:
+        for line in (table.describe(), *(f"note: {table.file}: {note}" for note in notes)):
+            say(line)
+    return [table for table, _ in records]
+
+
+MEASURED = ("precision", "flops_per_token", "embeddings")
 """Keys of run.json that are measured before the first update, and kept by a resumed run."""
 
 
-def record(folder: Path, name: str, value: str | float) -> None:
+def record(folder: Path, name: str, value: Any) -> None:
     """Record a measurement in run.json, for resumed runs."""
     path = inside(folder, "run.json")
     write_json(path, read_object(path) | {name: value})

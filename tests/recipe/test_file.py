@@ -44,6 +44,13 @@ def test_a_variable_that_is_not_set_is_named_with_the_file(written: Path, monkey
     assert "\n" not in str(raised.value)
 
 
+def test_variables_are_expanded_in_the_paths_of_word_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORPORA", "/corpora")
+    found = with_variables({"model": {"embeddings": {"source": "$CORPORA/v.vec"}, "tie": "$no"}}, tmp_path)
+    assert found == {"model": {"embeddings": {"source": "/corpora/v.vec"}, "tie": "$no"}}
+    assert with_variables({"model": {"embeddings": None}}, tmp_path) == {"model": {"embeddings": None}}
+
+
 def test_columns_keep_their_dollars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORPORA", "/corpora")
     corpus = {"file": "$CORPORA/all.jsonl", "source": "$en", "target": "$de", "documents": "$id"}

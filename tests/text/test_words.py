@@ -8,7 +8,7 @@ import pytest
 from mtkit.recipe.data import TokenizerSettings
 from mtkit.text.characters import Folding
 from mtkit.text.tokenizer import BREAK, EOS, UNK, Tokenizer, train_tokenizer
-from mtkit.text.words import word_shares, word_starts, words
+from mtkit.text.words import is_unspaced, word_shares, word_starts, words
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,14 @@ from mtkit.text.words import word_shares, word_starts, words
 def test_spaces_part_words(text: str) -> None:
     assert words(text) == text.split()
     assert [text[at:][: len(word)] for at, word in zip(word_starts(text), words(text), strict=True)] == words(text)
+
+
+@pytest.mark.parametrize("text", ["北京", "。", "今日は", "ガッコウー", "ที่นี่", "か\u3099", "ខ្ញុំ"])
+def test_text_of_scripts_without_spaces_is_recognised(text: str) -> None:
+    assert is_unspaced(text)
+    assert not is_unspaced(f"{text}a")
+    assert not is_unspaced("")
+    assert not is_unspaced("안녕")
 
 
 @pytest.mark.parametrize(
