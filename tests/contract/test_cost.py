@@ -92,7 +92,10 @@ def check_growth(built: Callable[[int], Stack], growth: float, case: Case | None
     assert exponent(once.touched, twice.touched) < highest, "memory traffic grows faster"
     assert exponent(flops, more_flops) < highest, "operations grow faster"
     done = [exponent(once.touched, twice.touched), exponent(flops, more_flops)]
-    assert max(done) > growth - 0.4, f"growth = {growth} overstates the cost"
+    if (
+        case is None or growth < 2 or "+" not in case.mechanism.complexity
+    ):  # else a term of lower growth may be the largest here
+        assert max(done) > growth - 0.4, f"growth = {growth} overstates the cost"
     if growth < 2:
         assert twice.largest < (2 * length) ** 2, "a tensor of T x S values"
         check_pairs(twice, 2 * length)

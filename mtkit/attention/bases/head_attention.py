@@ -81,11 +81,20 @@ class HeadAttention(Attention):
         self, tokens: Tensor, position: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`queries_keys_values`, queries and keys in float32 at least: for choices that rounding must not change."""
-        v = self.projection.values(self.v_proj(tokens))
-        with torch.autocast(tokens.device.type, enabled=False):
-            tokens = tokens.type_as(self.q_proj.weight)
-            q, k = self.queries(tokens, position), self._rotated(self.projection.keys(self.k_proj(tokens)), position)
-        return upcast(q), upcast(k), v
+        return self.exact_queries(tokens, position), *self.exact_keys_values(tokens, position)
+
+    def exact_queries(self, query: Tensor, position: Tensor | None = None) -> Tensor:
+        """`queries` in float32 at least."""
+        with torch.autocast(query.device.type, enabled=False):
+            q = self.projection.queries(self.q_proj(query.type_as(self.q_proj.weight)))
+            return upcast(self._rotated(q, position))
+
+    def exact_keys_values(self, memory: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`keys_values`, keys in float32 at least."""
+        v = self.projection.values(self.v_proj(memory))
+        with torch.autocast(memory.device.type, enabled=False):
+            k = self.projection.keys(self.k_proj(memory.type_as(self.k_proj.weight)))
+            return upcast(self._rotated(k, position)), v
 
     def projected(self, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
         """The outputs (..., width) of the maps for the same tokens (..., D).

@@ -129,7 +129,7 @@ def attend_picked(
     return output.type_as(v).view(batch, heads, blocks * size, -1)[:, :, :length]
 
 
-class _BlockIndex(RowIndex):
+class BlockIndex(RowIndex):
     """Blocks of rows (b, slots)."""
 
     def of(self, x: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class _PickedBlocks(TileProvider):
         for first in range(0, count, most):
             place = Slices((slice(first, min(first + most, count)),))
             picks, first_key, first_hidden = (place.of(x) for x in (self.picks, self.first_key, self.first_hidden))
-            keys = _BlockIndex(first_key.unsqueeze(-1) + picks.clamp(min=0))
+            keys = BlockIndex(first_key.unsqueeze(-1) + picks.clamp(min=0))
             hidden = torch.where(picks < 0, len(self.hidden) - 1, first_hidden.unsqueeze(-1) + picks)
             rows, near_k, near_v = place.of(q) * (self.scale / LOG2), keys.of(k), keys.of(v)
             scores = upcast(rows @ near_k.mT)

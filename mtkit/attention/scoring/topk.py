@@ -23,7 +23,7 @@ from torch import Tensor
 from mtkit.attention.bases.query_blocks import QueryBlocks
 from mtkit.attention.bases.score_attention import Pairs
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import safe_softmax, upcast
+from mtkit.attention.kernels.dot_product import safe_softmax
 from mtkit.attention.kernels.reproducible import replay_choice
 from mtkit.attention.options import Positive
 
@@ -46,15 +46,11 @@ class TopK(QueryBlocks):
 
     def queries(self, query: Tensor, position: Tensor | None = None) -> Tensor:
         """(B, T, D) to (B, H, T, K), in float32 at least."""
-        with torch.autocast(query.device.type, enabled=False):
-            return upcast(super().queries(query.type_as(self.q_proj.weight), position))
+        return self.exact_queries(query, position)
 
     def keys_values(self, memory: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(B, S, D) to keys (B, G, S, K), in float32 at least, and values (B, G, S, V)."""
-        values = self.projection.values(self.v_proj(memory))
-        with torch.autocast(memory.device.type, enabled=False):
-            keys = self.projection.keys(self.k_proj(memory.type_as(self.k_proj.weight)))
-            return upcast(self._rotated(keys, position)), values
+        return self.exact_keys_values(memory, position)
 
     def scores(self, pairs: Pairs) -> Tensor:
         """(B, H, T, S), scaled, in float32 at least."""

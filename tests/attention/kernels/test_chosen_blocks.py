@@ -1,0 +1,104 @@
+"""Blocks that each query chooses: the choice, and the softmax over it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.attention.kernels import chosen_blocks
+from mtkit.attention.kernels.chosen_blocks import attend_chosen, best_blocks
+from mtkit.attention.kernels.dot_product import safe_softmax
+
+INF = float("inf")
+
+
+def test_the_best_blocks_come_first_and_ties_go_to_the_lower_number() -> None:
+    scores = torch.tensor([[0.0, -2.0, 3.0, -0.0, 3.0], [-INF, -1.0, INF, -INF, -3.0], [-INF] * 5])
+    assert best_blocks(scores, 3).tolist() == [[2, 4, 0], [2, 1, 4], [5, 5, 5]]
+    assert best_blocks(scores[:1], 7).tolist() == [[2, 4, 0, 3, 1, 5, 5]]
+    assert best_blocks(scores, 0).shape == (3, 0)
+
+
+def test_the_choice_is_that_of_a_stable_sort_and_independent_of_blocks_without_a_score() -> None:
+    scores = torch.randn(50, 40).mul(3).round()  # many ties, both signs
+    expected = scores.sort(dim=-1, descending=True, stable=True).indices[:, :6]
+    assert torch.equal(best_blocks(scores, 6), expected)
+    wider = torch.cat([scores, torch.full((50, 300), -INF)], 1)
+    assert torch.equal(best_blocks(wider, 6), expected)
+
+
+def literal(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, size: int, causal: bool, valid: Tensor | None) -> Tensor:
+    heads = q.shape[1]
+    k, v, chosen = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v, chosen))
+    block = torch.arange(k.shape[2]) // size
+    visible = (chosen.unsqueeze(-1) == block).any(-2)
+    if causal:
+        visible &= torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+    if valid is not None:
+        visible &= valid[:, None, None]
+    return safe_softmax(q @ k.mT * 0.5, visible) @ v
+
+
+@pytest.mark.parametrize(("groups", "choosing"), [((4, 4), 4), ((2, 2), 2), ((4, 2), 1)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_it_is_a_softmax_over_the_chosen_blocks(
+    monkeypatch: pytest.MonkeyPatch, groups: tuple[int, int], choosing: int, causal: bool, padded: bool
+) -> None:
+    """Several tiles and streams at a time, an incomplete last block, choices of none."""
+    monkeypatch.setattr(chosen_blocks, "ROWS_AT_ONCE", {"cpu": 70})
+    monkeypatch.setattr(chosen_blocks, "scores_at_once", lambda device: 60)
+    length, keys, size = 23, 23 if causal else 31, 4
+    blocks = -(-keys // size)
+    q, k, v = (
+        torch.randn(2, h, n, w).double().requires_grad_()
+        for h, n, w in ((4, length, 6), (groups[0], keys, 6), (groups[1], keys, 5))
+    )
+    chosen = best_blocks(scores_for(choosing, length, blocks, size, causal), 3)
+    assert (chosen == blocks).any()
+    valid = torch.arange(keys) < torch.tensor([[keys], [9]]) if padded else None
+    outputs = [
+        attend_chosen(q, k, v, chosen, size, scale=0.5, causal=causal, valid=valid),
+        literal(q, k, v, chosen, size, causal, valid),
+    ]
+    weight = torch.randn_like(outputs[0])
+    gradients = [torch.autograd.grad((output * weight).sum(), (q, k, v)) for output in outputs]
+    torch.testing.assert_close(outputs[0], outputs[1])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def scores_for(heads: int, length: int, blocks: int, size: int, causal: bool) -> Tensor:
+    """Random scores; in a decoder, a query's own block is the best and later ones have none."""
+    scores, number = torch.randn(2, heads, length, blocks), torch.arange(blocks)
+    scores[:, :, 3] = -INF
+    if not causal:
+        return scores
+    own = torch.arange(length).unsqueeze(-1) // size
+    return scores.masked_fill(number > own, -INF).masked_fill(number == own, INF)
+
+
+def test_dropout_is_the_same_in_both_passes() -> None:
+    """The gradient of a linear function of the values is what the output says it is."""
+    q, k, v = (torch.randn(1, 2, 20, 4).double().requires_grad_() for _ in range(3))
+    chosen = best_blocks(torch.randn(1, 2, 20, 5), 2)
+    output = attend_chosen(q, k, v, chosen, 4, scale=1.0, dropout=0.5)
+    (gradient,) = torch.autograd.grad(output.sum(), v)
+    torch.testing.assert_close((gradient * v).sum(), output.sum())
+
+
+def test_memory_is_that_of_the_queries() -> None:
+    """No tensor holds the keys of all queries."""
+    sizes: list[int] = []
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            sizes.extend(x.numel() for x in (result if isinstance(result, tuple) else (result,)) if torch.is_tensor(x))
+            return result
+
+    q, k, v = (torch.randn(1, 1, 16384, 8).requires_grad_() for _ in range(3))
+    chosen = best_blocks(torch.randn(1, 1, 16384, 256), 4)
+    with Sizes():
+        attend_chosen(q, k, v, chosen, 64, scale=1.0).sum().backward()
+    assert max(sizes) <= 1 << 19  # of 16384 * 4 * 64 scores
