@@ -1,4 +1,4 @@
-"""Token embeddings and the absolute positions added to them."""
+"""Token embeddings with absolute positions, added or concatenated."""
 
 import math
 from typing import Any
@@ -11,14 +11,18 @@ from mtkit.model.layers import Dropout
 
 
 class Embedding(nn.Module):
-    """Vectors of tokens, scaled by sqrt(D), with absolute positions added and dropout applied.
+    """Vectors of tokens, scaled by the root of their width, with absolute positions and dropout.
 
-    Paper: Vaswani et al., 2017, sections 3.4 and 3.5. The table starts at N(0, 1/D), so that each channel of a scaled
-    vector has unit variance, like the positions.
+    Positions of width D are added to vectors of width D, or positions of width P are concatenated after vectors of
+    width D - P. Paper: Vaswani et al., 2017, sections 3.4 and 3.5. A table of width W starts at N(0, 1/W), so that each
+    channel of a scaled vector has unit variance, like the positions.
     """
 
-    def __init__(self, tokens: nn.Embedding, positions: nn.Module | None, dropout: float) -> None:
+    def __init__(
+        self, tokens: nn.Embedding, positions: nn.Module | None, dropout: float, *, concatenated: bool = False
+    ) -> None:
         super().__init__()
+        self.concatenated = concatenated
         self.tokens = tokens
         self.positions = positions
         self.dropout = Dropout(dropout)
@@ -27,14 +31,17 @@ class Embedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """ids (B, T) to (B, T, D)."""
         x = _lowered(embed(ids, self.tokens.weight) * self.scale)
-        if self.positions is not None:
-            x = x + self.positions(0, ids.shape[1]).type_as(x)
-        return self.dropout(x)
+        return self.dropout(self._with_positions(x, 0, ids.shape[1]))
 
     def at(self, ids: Tensor, position: int) -> Tensor:
         """ids (B, N), all at the same position, to (B, N, D)."""
-        x = _lowered(self.tokens(ids) * self.scale)
-        return x if self.positions is None else x + self.positions(position, 1).type_as(x)
+        return self._with_positions(_lowered(self.tokens(ids) * self.scale), position, 1)
+
+    def _with_positions(self, x: Tensor, first: int, count: int) -> Tensor:
+        if self.positions is None:
+            return x
+        positions = self.positions(first, count).type_as(x)
+        return torch.cat([x, positions.expand(*x.shape[:-1], -1)], -1) if self.concatenated else x + positions
 
 
 def _lowered(x: Tensor) -> Tensor:

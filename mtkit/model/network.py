@@ -136,7 +136,7 @@ class Network(nn.Module):
         self.settings = settings
         self.source_embedding = source
         self.target_embedding = target
-        vocabulary, width = target.tokens.weight.shape
+        vocabulary, width = len(target.tokens.weight), settings.d_model
         self.output = nn.Linear(width, vocabulary, bias=False) if settings.tie == "none" else None
         if self.output is not None:
             nn.init.normal_(self.output.weight, std=width**-0.5)

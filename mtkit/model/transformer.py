@@ -44,13 +44,14 @@ class Transformer(Network):
     ) -> None:
         """`attention` has the choice of each layer for each role (`mtkit.model.build.choose`)."""
         width, longest = settings.d_model, settings.max_length
-        target = token_table(target_vocabulary, width)
-        source = target if settings.tie == "all" else token_table(source_vocabulary, width)
-        positions = [absolute_positions(settings.positions, longest, width) for _ in range(2)]
+        concatenated = settings.position_width
+        target = token_table(target_vocabulary, width - concatenated)
+        source = target if settings.tie == "all" else token_table(source_vocabulary, width - concatenated)
+        positions = [absolute_positions(settings.positions, longest, concatenated or width) for _ in range(2)]
         super().__init__(
             settings,
-            Embedding(source, positions[0], settings.dropout),
-            Embedding(target, positions[1], settings.dropout),
+            Embedding(source, positions[0], settings.dropout, concatenated=concatenated > 0),
+            Embedding(target, positions[1], settings.dropout, concatenated=concatenated > 0),
         )
         shared: dict[Any, nn.Module] = {}
         encoder = build_stack("encoder", attention["encoder"], settings, seed, shared)

@@ -17,6 +17,7 @@ from mtkit.recipe.file import PromiseText, find_recipe, read_settings, with_vari
 from mtkit.recipe.settings import (
     PRESETS,
     DecodingSettings,
+    NonNegativeInt,
     PositiveInt,
     Seed,
     Settings,
@@ -69,12 +70,15 @@ class ModelSettings(Settings):
     activation: Literal["relu", "gelu", "swish", "swiglu"] = "relu"
     """Activation of the feed-forward sub-layer."""
     positions: Literal["sinusoidal", "sinusoidal-halves", "sinusoidal-cat", "learned", "none"] = "sinusoidal"
-    """Absolute positions added to the embeddings: sines and cosines interleaved (sinusoidal), the same in two halves
+    """Absolute positions of the embeddings: sines and cosines interleaved (sinusoidal), the same in two halves
     (sinusoidal-halves, as Hugging Face's Marian has them), in two halves with the frequencies of tensor2tensor
     (sinusoidal-cat), or learned. Relative positions are an option of the attention (positions=rotary)."""
+    position_width: NonNegativeInt = 0
+    """Concatenate positions of this width to embeddings of width d_model - position_width; 0 adds positions of width
+    d_model. Concatenated positions need tie none, which is their default."""
     tie: Literal["none", "decoder", "all"] = "all"
     """Share the output projection with the target embedding (decoder), or with both embeddings (all). If it is not set,
-    models with separate vocabularies use decoder."""
+    models with separate vocabularies use decoder, and models with concatenated positions none."""
     embeddings: WordVectorFiles | None = None
     """Word vectors with which the embeddings begin, for one side or both. With `tie: all`, one file for both sides."""
     output_bias: bool = False
@@ -87,6 +91,28 @@ class ModelSettings(Settings):
     """Dropout probability inside the feed-forward sub-layer."""
     max_length: PositiveInt = 1024
     """Maximum pieces of source and target, including the end mark."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _concatenated_positions_are_not_tied(cls, settings: Any) -> Any:
+        if isinstance(settings, Mapping) and settings.get("position_width") and "tie" not in settings:
+            return {**settings, "tie": "none"}
+        return settings
+
+    @model_validator(mode="after")
+    def _positions_leave_channels_for_tokens(self) -> Self:
+        width = self.position_width
+        if width >= self.d_model:
+            raise ValueError(f"model.position_width = {width} must be less than model.d_model = {self.d_model}")
+        if width and (self.positions == "none" or self.architecture == "rnn"):
+            other = "model.positions = none" if self.architecture != "rnn" else "the rnn"
+            raise ValueError(f"{other} has no positions to concatenate; leave model.position_width out")
+        if width and self.tie != "none":
+            raise ValueError(
+                f"model.tie = {self.tie} needs embeddings as wide as model.d_model, and model.position_width = {width} "
+                "makes them narrower; set model.tie = none"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> Self:

@@ -35,6 +35,13 @@ def test_sinusoidal_positions_are_those_of_the_paper() -> None:
     torch.testing.assert_close(encoding.table, torch.tensor(expected), atol=1e-6, rtol=1e-5)
 
 
+def test_concatenated_positions_are_shown_in_their_width() -> None:
+    recipe = make_recipe({"model": {"d_model": D, "heads": H, "position_width": 12, "max_length": 50}})
+    (encoding,) = encodings_of(build_model(recipe, source_vocabulary=8, target_vocabulary=8), 20)
+    assert encoding.name == "sinusoidal positions: source and target"
+    assert encoding.table.shape == (20, 12)
+
+
 def test_learned_positions_differ_by_side_and_end_with_the_model() -> None:
     model = network("learned")
     source, target = encodings_of(model, 100)

@@ -175,6 +175,8 @@ def test_a_direction_is_asked_for_by_its_tag(tmp_path: Path) -> None:
         ({"attention": {"encoder": "longformer"}}, "huggingface", "have no encoder attention longformer"),
         ({"attention": {"cross": "luna"}}, "ctranslate2", "format has no cross attention luna"),
         ({"model": {"activation": "swiglu"}}, "huggingface", "no model.activation swiglu"),
+        ({"model": {"position_width": 4}}, "huggingface", "no model.position_width 4 (concatenated positions)"),
+        ({"model": {"position_width": 4}}, "ctranslate2", "no model.position_width 4 (concatenated positions)"),
         ({"model": {"tie": "none"}}, "huggingface", "Pegasus, which has no model.tie none"),
         ({}, "hugging-face", "no format 'hugging-face' (did you mean 'huggingface'?)"),
     ],

@@ -25,10 +25,13 @@ def test_sinusoids_are_the_formula(kind: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal-halves", "sinusoidal-cat", "learned", "none"])
-def test_one_token_at_a_time_is_the_whole(kind: str) -> None:
-    embedding = Embedding(token_table(11, 6), absolute_positions(kind, 9, 6), dropout=0.5).eval()
+@pytest.mark.parametrize("concatenated", [False, True])
+def test_one_token_at_a_time_is_the_whole(kind: str, concatenated: bool) -> None:
+    positions = absolute_positions(kind, 9, 3 if concatenated else 6)
+    embedding = Embedding(token_table(11, 6), positions, dropout=0.5, concatenated=concatenated).eval()
     ids = torch.randint(11, (2, 9))
     whole = embedding(ids)
+    assert whole.shape[2] == (9 if concatenated and kind != "none" else 6)
     for position in range(9):
         assert torch.equal(embedding.at(ids[:, position : position + 1], position)[:, 0], whole[:, position])
 

@@ -1,6 +1,7 @@
 """The whole model: sizes of the paper's models, padding, steps, tying, and taking over another model's weights."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from mtkit.attention import Attention, reorder
 from mtkit.errors import RecipeError
 from mtkit.model.build import build_model
+from mtkit.model.embedding import Sinusoidal
 from mtkit.model.network import build_attention
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
@@ -32,9 +34,17 @@ def test_presets_are_the_papers_models(preset: str, millions: float) -> None:
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_steps_are_the_whole_and_padding_changes_nothing(norm: str, positions: str) -> None:
-    net = model(model={**SMALL, "norm": norm, "positions": positions})
+@pytest.mark.parametrize(
+    "positions",
+    [
+        {"positions": "sinusoidal"},
+        {"positions": "learned"},
+        {"positions": "sinusoidal", "position_width": 6},
+        {"positions": "learned", "position_width": 5, "reversible": True},
+    ],
+)
+def test_steps_are_the_whole_and_padding_changes_nothing(norm: str, positions: dict[str, Any]) -> None:
+    net = model(model={**SMALL, **positions, "norm": "pre" if "reversible" in positions else norm})
     source, target = torch.randint(4, 24, (3, 7)), torch.randint(4, 24, (3, 6))
     valid = torch.arange(7) < torch.tensor([[7], [4], [2]])
     whole = logits(net, source, target, valid)
@@ -48,6 +58,19 @@ def test_steps_are_the_whole_and_padding_changes_nothing(norm: str, positions: s
             kept = torch.tensor([2, 0])
             state = reorder(reorder(state, kept), torch.tensor([[1, 0], [1, 1]]))
             whole, target = whole[kept], target[kept]
+
+
+def test_concatenated_positions_take_channels_from_the_embeddings() -> None:
+    net = model(model={**SMALL, "position_width": 6})
+    assert net.settings.tie == "none"
+    assert [tuple(side.tokens.weight.shape) for side in (net.source_embedding, net.target_embedding)] == [(24, 10)] * 2
+    assert net.output_weight.shape == (24, 16)
+    states = net.state_dict()
+    assert all(not name.endswith("positions.table") for name in states)
+    encoded = net.source_embedding(torch.tensor([[7, 7, 9]]))
+    assert torch.equal(encoded[0, 0, :10], encoded[0, 1, :10])
+    assert torch.equal(encoded[0, 0, :10], states["source_embedding.tokens.weight"][7] * 10**0.5)
+    assert torch.equal(encoded[0, :, 10:], Sinusoidal(32, 6)(0, 3))
 
 
 def test_a_later_target_token_changes_nothing_earlier() -> None:

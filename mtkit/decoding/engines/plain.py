@@ -26,6 +26,8 @@ def unlike_plain(recipe: Recipe, *, besides: Collection[str] = ()) -> str | None
         return f"model.architecture {recipe.model.architecture}"
     if recipe.model.reversible:
         return "model.reversible"
+    if recipe.model.position_width:
+        return f"model.position_width {recipe.model.position_width} (concatenated positions)"
     for role, choices in choose_attention(recipe).items():
         for choice in choices:
             slot = find(choice.name).slot
