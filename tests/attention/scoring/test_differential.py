@@ -5,28 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.attention.scoring.differential import VECTORS
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, inputs, small
 from tests.contract.counting import count
-
-ROLES = ["encoder", "decoder", "cross"]
-VALID = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
 
 
 def make(role: str = "decoder", name: str = "differential", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).double().eval()
-
-
-def inputs(role: str) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-    memory = torch.randn(2, 7, 32).double() if role == "cross" else None
-    return (
-        torch.randn(2, 7, 32).double(),
-        memory,
-        {} if role == "decoder" else {"memory_valid" if role == "cross" else "query_valid": VALID},
-    )
+    return small(name, role, **arguments)
 
 
 def fix_lambda(attention: Any) -> None:

@@ -4,22 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from mtkit.attention import build
-
-ROLES = ["encoder", "decoder", "cross"]
-VALID = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
+from tests.attention.small import ROLES, VALID, inputs, small
 
 
 def make(role: str = "encoder", name: str = "sink", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).double().eval()
-
-
-def inputs(role: str) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-    memory = torch.randn(2, 7, 32).double() if role == "cross" else None
-    masks = {} if role == "decoder" else {"memory_valid" if role == "cross" else "query_valid": VALID}
-    return torch.randn(2, 7, 32).double(), memory, masks
+    return small(name, role, **arguments)
 
 
 @pytest.mark.parametrize("role", ROLES)
