@@ -19,6 +19,7 @@ from mtkit.experiments.compare import compare, package_root
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.table import build
 from mtkit.version import __version__
+from tests.experiments.busy import ENDLESS, SignalWhenBusy
 from tests.experiments.conftest import Made, Opened
 
 slow = pytest.mark.slow  # Ray's processes take ten seconds to start
@@ -115,21 +116,12 @@ def descendants(parent: int) -> list[int]:
 @slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_trials_which_save(tiny: Made, opened: Opened, nodes: Any, number: int) -> None:
-    training = {"max_updates": 100_000, "validate_every": 100_000}
-    folder, plan, data = opened(tiny("full", "band", "linear", settings={"training": training}))
-    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-    busy: set[str] = set()
-
-    def show(line: str) -> None:
-        if "update" in line and len(busy) < 2:
-            busy.add(line.split()[1])
-            if len(busy) == 2:
-                os.kill(os.getpid(), number)
-
+    folder, plan, data = opened(tiny("full", "band", "linear", settings=ENDLESS))
+    before, show = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)], SignalWhenBusy(number)
     assert run(folder, plan, data, nodes.address, show) == number
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
     assert folder.rows() == []
-    for name in busy:
+    for name in show.busy:
         assert len(list((folder.run(name) / "checkpoints").glob("update-*"))) == 1
     assert processes(folder) == {}
 

@@ -13,6 +13,7 @@ from mtkit.experiments import compare as comparing
 from mtkit.experiments.compare import Children, compare
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.trials import Plan, Trial
+from tests.experiments.busy import ENDLESS, SignalWhenBusy
 from tests.experiments.conftest import Made, Opened
 from tests.experiments.results import row
 
@@ -207,17 +208,8 @@ def test_jobs_run_together_and_their_timings_are_marked(tiny: Made, opened: Open
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_goes_to_the_children_which_save_and_leave(tiny: Made, opened: Opened, number: signal.Signals) -> None:
-    training = {"max_updates": 100_000, "validate_every": 100_000}
-    folder, plan, data = opened(tiny("full", "band", "linear", settings={"training": training}))
-    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-    busy: set[str] = set()
-
-    def show(line: str) -> None:
-        if "update" in line and len(busy) < 2:
-            busy.add(line.split()[1])
-            if len(busy) == 2:
-                os.kill(os.getpid(), number)
-
+    folder, plan, data = opened(tiny("full", "band", "linear", settings=ENDLESS))
+    before, show = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)], SignalWhenBusy(number)
     assert run(folder, plan, data, jobs=2, show=show) == (number, [])
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
     assert folder.rows() == []
