@@ -41,7 +41,7 @@ def show(study: Annotated[Path, typer.Argument(metavar="STUDY", help="Study: a n
     """
     from mtkit.recipe.file import STUDIES, find_recipe, read_text
 
-    typer.echo(read_text(find_recipe(study, STUDIES)), nl=False)
+    typer.echo(read_text(find_recipe(study, STUDIES), "study"), nl=False)
 
 
 @studies.command()

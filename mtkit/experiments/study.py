@@ -202,7 +202,7 @@ def read_study(path: Path) -> tuple[dict[str, Any], str]:
     Raises: RecipeError if it cannot be read, or no study has this name.
     """
     found = find_recipe(path, STUDIES)
-    return read_settings(found), str(found)
+    return read_settings(found, "study"), str(found)
 
 
 def make_study(

@@ -57,36 +57,42 @@ def find_recipe(path: Path, folder: Path | None = None) -> Path:
     return found[name]
 
 
-def read_text(path: Path) -> str:
-    """Read a recipe file. Raises: RecipeError if it cannot be read, is larger than LARGEST, or is not UTF-8."""
+def read_text(path: Path, what: str = "recipe") -> str:
+    """Read the file of a recipe, or of a study, as `what` says in messages.
+
+    Raises: RecipeError if it cannot be read, is larger than LARGEST, or is not UTF-8.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(LARGEST + 1)
     except OSError as error:
-        raise RecipeError(f"cannot read recipe {path}: {error.strerror}") from error
+        raise RecipeError(f"cannot read {what} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{path}: not a YAML recipe: its bytes are not UTF-8") from error
+        raise RecipeError(f"{path}: not a YAML {what}: its bytes are not UTF-8") from error
     if len(text) > LARGEST:
-        raise RecipeError(f"{path}: larger than a recipe may be ({LARGEST:,} characters); give another file")
+        raise RecipeError(f"{path}: larger than a {what} may be ({LARGEST:,} characters); give another file")
     return text
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """Read the nested settings in a YAML file, without any check of their values.
+_EXAMPLES = {"recipe": "training: {max_updates: 1000}", "study": "entries: [full, band]"}
+
+
+def read_settings(path: Path, what: str = "recipe") -> dict[str, Any]:
+    """Read the nested settings in a YAML file, without any check of their values; `what` is recipe or study.
 
     Raises: RecipeError with the file, and the line if it is known.
     """
     try:
-        settings = load_yaml(read_text(path))
+        settings = load_yaml(read_text(path, what))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or "bad text"
-        raise RecipeError(f"{where}: not a YAML recipe: {cut_words(problem)}") from error
+        raise RecipeError(f"{where}: not a YAML {what}: {cut_words(problem)}") from error
     if settings is None:
         return {}
     if not isinstance(settings, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping of settings, as in `training: {{max_updates: 1000}}`")
+        raise RecipeError(f"{path}: a {what} is a mapping of settings, as in `{_EXAMPLES[what]}`")
     return settings
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.errors import RecipeError
+from mtkit.experiments.study import read_study
 from mtkit.recipe import Recipe, file, load_recipe
 from mtkit.recipe.file import (
     Head,
@@ -81,6 +82,22 @@ def test_an_empty_file_is_a_recipe_of_defaults(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("false\n")
     with pytest.raises(RecipeError, match="a recipe is a mapping"):
         read_settings(tmp_path / "empty.yaml")
+
+
+def test_errors_of_a_study_call_it_a_study(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    cases = {
+        b"entries: [full": r"mine\.yaml, line [12]: not a YAML study",
+        b"[full]": "a study is a mapping of settings, as in `entries:",
+        b"\xff": "not a YAML study: its bytes are not UTF-8",
+        b"#" * 10**7: "larger than a study may be",
+    }
+    for content, message in cases.items():
+        path.write_bytes(content)
+        with pytest.raises(RecipeError, match=message):
+            read_study(path)
+    with pytest.raises(RecipeError, match="cannot read study"):
+        read_study(tmp_path)
 
 
 def test_plain_words_are_what_they_look_like(written: Path) -> None:
