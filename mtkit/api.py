@@ -19,13 +19,14 @@ from mtkit.decoding.translator import Translator
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import METRICS, RESAMPLES, Score, score_corpus
+from mtkit.experiments.cluster import Cluster
 from mtkit.experiments.compare import Children, outcome_of
 from mtkit.experiments.compare import compare as run_trials
 from mtkit.experiments.entries import split
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.outputs import write_outputs
 from mtkit.experiments.pruning import Pruning
-from mtkit.experiments.setup import set_up
+from mtkit.experiments.setup import data_folders, set_up
 from mtkit.experiments.study import make_study, read_study
 from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, load_recipe, make_recipe, merged, overridden
@@ -219,6 +220,7 @@ def compare(
     out: Path | str = "mtkit-compare",
     study: Mapping[str, Any] | Path | str | None = None,
     jobs: int = 1,
+    ray: str | None = None,
     device: str = "auto",
     threads: int | None = None,
     say: Callable[[str], object] = lambda line: None,
@@ -230,9 +232,11 @@ def compare(
     in a list or with commas between them, or settings over the recipe. `settings` are those of a study: seeds, tasks,
     search, match, sides, columns; `study` is a study with such settings, a YAML file or a name from `mtkit studies`.
     The folder `out` has the rows of all trials; the same call resumes. `threads` are those of each of `jobs` processes.
-    `say` receives a line for each trial that has ended.
+    `ray` is the address of a Ray cluster that runs the trials, or "auto". `say` receives a line for each trial that has
+    ended.
 
-    Raises: MtkitError for an invalid setting, and if the folder has other settings; KeyboardInterrupt on Ctrl-C.
+    Raises: MtkitError for an invalid setting, if the folder has other settings, and if there is no such cluster;
+    KeyboardInterrupt on Ctrl-C.
     """
     import torch
 
@@ -249,15 +253,22 @@ def compare(
     if entries:
         settings["entries"] = split(entries) if isinstance(entries, str) else list(entries)
     chosen, folder = make_study(merged(given, settings), origin=origin), Folder(Path(out))
+    if ray is not None and jobs > 1:
+        raise MtkitError("jobs is for this machine; with ray, as many trials run as the cluster has room for")
+    place = device if ray is not None else str(find_device(device))
     plan, data = set_up(chosen, folder, say=say)
     folder.open(chosen)
-    share = threads or max(torch.get_num_threads() // jobs, 1)
-    with Children(folder, str(find_device(device)), share, jobs) as children:
+    runner: Cluster | Children
+    if ray is not None:
+        runner = Cluster(folder, place, threads, ray, data_folders(plan))
+    else:
+        runner = Children(folder, place, threads or max(torch.get_num_threads() // jobs, 1), jobs)
+    with runner:
         stopped = run_trials(
             folder,
             plan,
             data,
-            children,
+            runner,
             show=lambda line: None,
             done=lambda name: say(outcome_of(folder, name)),
             pruning=Pruning(chosen, folder),

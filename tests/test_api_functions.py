@@ -19,10 +19,13 @@ import pytest
 import torch
 
 import mtkit
+from mtkit import api
 from mtkit.decoding.alignment import align
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.scores import score_corpus
+from mtkit.experiments.compare import Children
+from mtkit.experiments.folder import Folder
 from mtkit.recipe import make_recipe, merged
 from mtkit.runs import Run
 from tests.decoding.trained import make_run
@@ -246,14 +249,17 @@ def test_a_line_is_aligned_in_its_own_direction(tmp_path: Path) -> None:
         assert direction.removeprefix("en-") in found.alignment.source[0]
 
 
+TINY: dict[str, Any] = {
+    "data": {"builtin": {"train": 200, "valid": 8, "test": 8}, "tokenizer": {"vocabulary": 400}},
+    "model": {"d_model": 32, "heads": 2, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1},
+    "training": {"batch_tokens": 200, "max_updates": 2, "precision": "float32"},
+    "decoding": {"method": "greedy"},
+}
+
+
 def test_compare_gives_a_record_per_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = {
-        "data": {"builtin": {"train": 200, "valid": 8, "test": 8}, "tokenizer": {"vocabulary": 400}},
-        "model": {"d_model": 32, "heads": 2, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1},
-        "training": {"batch_tokens": 200, "max_updates": 2, "precision": "float32"},
-        "decoding": {"method": "greedy"},
-    }
+    recipe = TINY
     mtkit.prepare(recipe)
     said: list[str] = []
     entries = ["full", {"name": "narrow", "model": {"feed_forward": 8}}]
@@ -263,3 +269,23 @@ def test_compare_gives_a_record_per_entry(tmp_path: Path, monkeypatch: pytest.Mo
     assert records == mtkit.compare(entries, recipe, seeds=[3], out="here", threads=1)
     with pytest.raises(mtkit.MtkitError, match="did you mean 'seeds'"):
         mtkit.compare(entries, recipe, seedz=2)
+    with pytest.raises(mtkit.MtkitError, match="jobs is for this machine; with ray"):
+        mtkit.compare(entries, recipe, out="ray", jobs=2, ray="auto")
+    assert not Path("ray").exists()
+
+
+def test_compare_runs_on_a_ray_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner of clusters gets the address, the folder of the data, and the device and the threads as they are."""
+    given: list[Any] = []
+
+    class Recorded(Children):
+        def __init__(self, folder: Folder, device: str, threads: int | None, address: str, paths: set[Path]) -> None:
+            given.append((device, threads, address, paths))
+            super().__init__(folder, "cpu", 1, 1)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(api, "Cluster", Recorded)
+    mtkit.prepare(TINY)
+    (record,) = mtkit.compare("full", TINY, ray="head:6379")
+    assert record["entry"] == "full"
+    assert given == [("auto", None, "head:6379", {Path("mtkit-data")})]
