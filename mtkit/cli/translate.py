@@ -117,6 +117,10 @@ def translate(
         int | None,
         typer.Option(help="Maximum pieces per translation.  [default: by source length, from training data]"),
     ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(help="Lines of a long document to read again before the next.  [default: 0]"),
+    ] = None,
     no_repeat_ngram: Annotated[int | None, typer.Option(help="Forbid repeated n-grams of this many pieces.")] = None,
     n_best: Annotated[
         int | None, typer.Option(help="Translations per line, printed as line number, score, text.")

@@ -34,6 +34,8 @@ class SourceBatch:
     The search numbers pieces by their index in this list."""
     lines: list[int] | None = None
     """Number of lines in the translation of each segment, with a break between two lines; None: any number."""
+    prefixes: list[tuple[int, ...]] | None = None
+    """The given first lines of each translation of several lines, each with the break after it; None: none is given."""
     stopped: Callable[[], bool] | None = None
     """Returns whether the result is no longer wanted; called at each step. None: it is always wanted."""
 

@@ -1,16 +1,18 @@
 """Translation of lines by an engine: N lines in, N lines out, in order, for any text."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mtkit.decoding.contract import Engine, Hypotheses, SourceBatch
-from mtkit.decoding.lines.source import Segment, Source, SourceLines, split_lines
+from mtkit.decoding.lines.source import Segment, Source, SourceLines, Window, split_lines
 from mtkit.decoding.parallel import map_batches
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
@@ -37,6 +39,7 @@ def make_batch(
         torch.tensor(keys, device=device),
         tasks_of([segment.task for segment in segments], device),
         lines=[segment.lines for segment in segments],
+        prefixes=[segment.prefix for segment in segments] if any(segment.prefix for segment in segments) else None,
         stopped=stopped,
     )
 
@@ -123,16 +126,19 @@ def translate_lines(
     batches = partial(_translate_segments, engine, tokenizers.target, lines, stopped)
     done = {number: [BLANK] * settings.n_best for number, pieces in enumerate(source.encoded) if not pieces}
     on_progress(len(done))
-    group_sizes: dict[int, int] = {}
+    fallen: dict[int, int] = {}
+    """How many lines were joined, by the number of each line whose joint translation did not separate."""
     with engine.ready() as device:
-        groups = source.groups()
-        for batch in batches([source.join_lines(group) for group in groups], device):
-            translated = len(done)
-            for index, (joint, *_) in batch:
-                group_sizes |= dict.fromkeys(groups[index], len(groups[index]))
-                separated = _separate(joint, tokenizers.target, len(groups[index]))
-                done |= {number: [line] for number, line in zip(groups[index], separated, strict=False)}
-            on_progress(len(done) - translated)
+        place = attrgetter("place")
+        for _, windows in groupby(sorted(source.windows(), key=place), place):  # each place is the next one's context
+            joined = [*_joined(source, windows, done)]
+            for batch in batches([segment for _, segment in joined], device):
+                for index, (joint, *_) in batch:
+                    window, segment = joined[index]
+                    separated = _separate(joint, tokenizers.target, segment.lines)[-len(window.lines) :]
+                    done |= {number: [line] for number, line in zip(window.lines, separated, strict=False)}
+                    fallen |= {} if separated else dict.fromkeys(window.lines, segment.lines)
+                    on_progress(len(separated))
         rest = [number for number in range(len(lines.lines)) if number not in done]
         segments = list(source.segments(rest))
         parts: dict[int, list[Translation]] = {}
@@ -145,12 +151,22 @@ def translate_lines(
     targets = lines.directions.targets_of_lines() if lines.directions is not None else [None] * len(lines.lines)
     for number in rest:
         done[number] = _join_parts(parts_of_lines[number], settings, seam(targets[number]))
-        if number in group_sizes:
-            done[number] = [replace(line, together=group_sizes[number], fell_back=True) for line in done[number]]
+        if number in fallen:
+            done[number] = [replace(line, together=fallen[number], fell_back=True) for line in done[number]]
     for number, line in enumerate(lines.lines):
         if source.encoded[number] and tokenizers.source.cleans(line):
             done[number] = [replace(translation, cleaned=True) for translation in done[number]]
     return [done[number] for number in range(len(lines.lines))]
+
+
+def _joined(
+    source: Source, windows: Iterable[Window], done: Mapping[int, Sequence[Translation]]
+) -> Iterator[tuple[Window, Segment]]:
+    """The windows that join several lines, as segments that begin with the lines of the context that are `done`."""
+    for window in windows:
+        context = window.known(lambda number: done[number][0].pieces if number in done else ())
+        if len(context) + len(window.lines) > 1:
+            yield window, source.join_lines([*context, *window.lines], context.values())
 
 
 def hypotheses_of(settings: DecodingSettings) -> int:

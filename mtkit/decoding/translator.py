@@ -162,7 +162,7 @@ class Translator:
         else:
             directions = self.directions(direction, len(lines))
         pieces = self.document_pieces
-        joined = None if documents is None or pieces is None else Documents(documents, pieces)
+        joined = None if documents is None or pieces is None else Documents(documents, pieces, self.settings.context)
         return SourceLines(lines, directions, joined, self._trained_on, range(first, first + len(lines)))
 
     def side_lines(self, side: HeldOut, *, joined: bool) -> SourceLines:
@@ -287,6 +287,9 @@ def joins_documents(
     trained = document_pieces(runs) is not None
     if requested and not trained:
         raise MtkitError("--documents needs a run trained on documents (data.documents in its recipe); leave it out")
+    if settings.context and (not trained or requested is False):
+        reason = "leave out --sentences" if trained else "the run was not trained on documents"
+        raise MtkitError(f"decoding.context = {settings.context} is for lines of a document: {reason}")
     if not trained or requested is False:
         return False
     if forced:

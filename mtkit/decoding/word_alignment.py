@@ -24,7 +24,7 @@ from torch import Tensor
 from mtkit.decoding.forced import Layers, check_pairs, over_segments
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Probabilities, learn_probabilities, training_text
-from mtkit.decoding.lines.source import Segment, Source, SourceLines
+from mtkit.decoding.lines.source import Segment, Source, SourceLines, Window
 from mtkit.decoding.translate import Translation
 from mtkit.errors import MtkitError, RunError
 from mtkit.model.network import Network
@@ -285,26 +285,29 @@ class _Linked:
 def _segments(source: Source, translations: Sequence[Translation]) -> Iterator[_Linked]:
     """The segments as which the lines were translated; segments without a translation are left out."""
     together = {number for number, line in enumerate(translations) if line.together > 1 and not line.fell_back}
-    for group in source.groups():
-        if together.issuperset(group):
-            yield _joined(source, group, translations)
+    for window in source.windows():
+        if together.issuperset(window.lines):
+            yield _joined(source, window, translations)
     for number, translation in enumerate(translations):
         if number not in together and source.encoded[number]:
             yield from _parts(source, number, translation)
 
 
-def _joined(source: Source, group: Sequence[int], translations: Sequence[Translation]) -> _Linked:
-    """The lines of a group, which were translated as one segment."""
+def _joined(source: Source, window: Window, translations: Sequence[Translation]) -> _Linked:
+    """The lines of a window, which were translated as one segment."""
     target: list[int] = []
     blocks, begin = [], 0
-    for number in group:
+    known = window.known(lambda number: () if translations[number].fell_back else translations[number].pieces)
+    numbers = [*known, *window.lines]
+    for number in numbers:
         begin += len(source.tag(number))
         pieces = _without_eos(translations[number])
         source_side = _side(begin, source.encoded[number], source.lines[number])
-        blocks.append(_Block(number, source_side, _side(len(target), pieces, translations[number].text)))
+        block = _Block(number, source_side, _side(len(target), pieces, translations[number].text))
+        blocks += [] if number in window.context else [block]
         begin += len(source.encoded[number]) + 1  # the break
         target += [*pieces, BREAK]
-    return _Linked(source.join_lines(group), [*target[:-1], EOS], blocks)
+    return _Linked(source.join_lines(numbers), [*target[:-1], EOS], blocks)
 
 
 def _parts(source: Source, number: int, whole: Translation) -> Iterator[_Linked]:

@@ -115,6 +115,9 @@ class DecodingSettings(Settings):
     max_pieces: PositiveInt | None = None
     """Maximum pieces of a translation, including the end mark. Default: slightly more than the longest target
     of training pairs with a similar source length, at least 2 x the source's pieces, and at least 20."""
+    context: NonNegativeInt = 0
+    """Sentences that are read again, with their translations, before the next sentences of a document, if the document
+    is too long to be translated at once. Documents only."""
     no_repeat_ngram: NonNegativeInt = 0
     """Forbid repeated n-grams of this many pieces; 0 disables this."""
     n_best: Hypotheses = 1

@@ -101,9 +101,10 @@ class CTranslate2Engine(ModelEngine):
     def translate(self, batch: SourceBatch) -> Hypotheses:
         """CTranslate2's hypotheses, and mtkit's own for the segments that need its rules.
 
-        CTranslate2 cannot be stopped, so long batches that may be stopped are decoded by mtkit's own search.
+        CTranslate2 cannot be stopped, so long batches that may be stopped are decoded by mtkit's own search, and so are
+        batches with given beginnings.
         """
-        if batch.stopped is not None and batch.longest > LONGEST_UNSTOPPED:
+        if batch.prefixes is not None or (batch.stopped is not None and batch.longest > LONGEST_UNSTOPPED):
             return self.own.translate(batch)
         beam = self.settings.beam if self.settings.method == "beam" else 1
         searched = self._search(batch, beam)
@@ -126,7 +127,7 @@ class CTranslate2Engine(ModelEngine):
                     if self.lexicon is None
                     else self.lexicon.shortlist(batch.source),  # of the whole batch
                     None if batch.lines is None else [batch.lines[k] for k in again],
-                    batch.stopped,
+                    stopped=batch.stopped,
                 )
             )
             pieces[again] = torch.nn.functional.pad(

@@ -3,10 +3,10 @@
 import hashlib
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, takewhile
 from operator import ne
 from typing import Self
 
@@ -86,10 +86,12 @@ class Documents:
     """For each line, the id of its document; a changed id begins a new document."""
     pieces: int
     """Maximum source pieces of joined lines, breaks counted."""
+    context: int = 0
+    """Lines that are read again before the next lines of a document (`DecodingSettings.context`)."""
 
     def at(self, rows: Sequence[int]) -> "Documents":
         """The documents of some lines."""
-        return Documents([self.ids[row] for row in rows], self.pieces)  # type: ignore[arg-type]
+        return replace(self, ids=[self.ids[row] for row in rows])  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,25 @@ class Segment:
     """Index of the direction, if there are several."""
     lines: int = 1
     """Number of lines that it joins."""
+    prefix: tuple[int, ...] = ()
+    """Given translations of its first lines, each with a break after it."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Neighbouring lines of a document that are translated together."""
+
+    lines: list[int]
+    """Their numbers."""
+    context: list[int]
+    """The numbers of the lines before them that are read again, with their translations."""
+    place: int
+    """Number of the window in its document, from 0, if there is context; windows without it depend on no other."""
+
+    def known(self, translated: Callable[[int], Sequence[int]]) -> dict[int, Sequence[int]]:
+        """The target pieces of the lines of the context, EOS included, after the last line without a translation."""
+        pairs = ((number, translated(number)) for number in reversed(self.context))
+        return dict(reversed([*takewhile(lambda pair: len(pair[1]) > 1, pairs)]))
 
 
 class Source:
@@ -263,10 +284,11 @@ class Source:
         parts = self._tokenizer.encode_lines(texts) if len(texts) > 1 else [pieces]
         return [(text, part) for text, part in zip(texts, parts, strict=True) if part]
 
-    def groups(self) -> list[list[int]]:
-        """The numbers of the lines to translate together: groups of at least two neighbours in a document.
+    def windows(self) -> list[Window]:
+        """The lines to translate together: neighbours in a document, with `Documents.context` lines before them.
 
-        Lines that are blank or split are in no group. A group stays within the limits of the documents and the model.
+        Lines that are blank or split are in no window, and a window of one line has context. Windows stay within the
+        limits of the documents and the model. Context takes at most half of them.
         """
         if self._documents is None:
             return []
@@ -276,23 +298,45 @@ class Source:
         # a document also ends if the id changes on a blank line only
         documents = list(accumulate(map(ne, ids, ids[1:]), initial=0))
         unsplit = (number for number in range(len(self.lines)) if len(self.parts(number)) == 1)
-        groups: list[list[int]] = []
+        windows: list[Window] = []
         for _, document in groupby(unsplit, key=lambda number: (documents[number], self.task(number))):
-            size = budget  # the first line begins a group
+            window, size = Window([], [], -1), budget  # the first line begins a window
             for number in document:
-                size += 1 + len(self.tag(number)) + len(self.encoded[number])
-                if size > budget:
-                    groups.append([])
-                    size = len(self.encoded[number])
-                groups[-1].append(number)
-        return [group for group in groups if len(group) > 1]
+                room = self._size(number)
+                if size + room > budget + 1 + len(self.tag(number)):
+                    before = self._context([*window.context, *window.lines], min(budget // 2, budget - room))
+                    window = Window([], before, window.place + 1 if self._documents.context else 0)
+                    windows.append(window)
+                    size = sum(map(self._size, before))
+                window.lines.append(number)
+                size += room
+        return [window for window in windows if len(window.lines) + len(window.context) > 1]
 
-    def join_lines(self, group: Sequence[int]) -> Segment:
-        """The lines of a group as one segment, each with its tag, separated by breaks."""
-        pieces = list(self.encoded[group[0]])
-        for number in group[1:]:
+    def _size(self, number: int) -> int:
+        """The pieces that a line takes among joined lines, with its tag and a break."""
+        return 1 + len(self.tag(number)) + len(self.encoded[number])
+
+    def _context(self, before: Sequence[int], room: int) -> list[int]:
+        """The last of the lines `before`, as many as are wanted and fit into that number of pieces."""
+        assert self._documents is not None
+        chosen: list[int] = []
+        for number in before[::-1][: self._documents.context]:
+            room -= self._size(number)
+            if room < 0:
+                break
+            chosen.insert(0, number)
+        return chosen
+
+    def join_lines(self, numbers: Sequence[int], translated: Iterable[Sequence[int]] = ()) -> Segment:
+        """Lines of a document as one segment, each with its tag, separated by breaks.
+
+        `translated` has the target pieces of the first lines, EOS included, if they are known.
+        """
+        pieces = list(self.encoded[numbers[0]])
+        for number in numbers[1:]:
             pieces += [BREAK, *self.tag(number), *self.encoded[number]]
-        return replace(self.segment(group[0], pieces), lines=len(group))
+        prefix = tuple(piece for line in translated for piece in (*line[:-1], BREAK))
+        return replace(self.segment(numbers[0], pieces), lines=len(numbers), prefix=prefix)
 
 
 def split_lines(tokenizer: Tokenizer, pieces: Sequence[int], lines: int) -> list[tuple[str, tuple[int, ...]]] | None:

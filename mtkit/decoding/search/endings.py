@@ -2,16 +2,17 @@
 
 The translation of n joined lines gets exactly n - 1 breaks, so that it comes apart into its lines: EOS is forbidden
 before the last line, a break in it, and both directly after a break. The last pieces before the limit are breaks and
-EOS, if the lines are not complete by then.
+EOS, if the lines are not complete by then. If a translation's beginning is given, only its pieces may follow there.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mtkit.decoding.contract import SourceBatch
-from mtkit.text.tokenizer import BOS, BREAK, EOS
+from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD
 
 NEITHER, ANY = 0, -1
 """Values of `Endings.piece`: neither EOS nor a break may follow; or both may, as breaks are not counted."""
@@ -19,12 +20,12 @@ NEITHER, ANY = 0, -1
 
 @dataclass(frozen=True)
 class Endings:
-    """Which of EOS and a break may be the next piece of each hypothesis, and if it must be."""
+    """Which of EOS and a break may be the next piece of each hypothesis, and which piece must be."""
 
     piece: Tensor | None
-    """(B, N): EOS, BREAK, NEITHER or ANY; None: EOS for all."""
+    """(B, N): EOS, BREAK, NEITHER or ANY, or the given piece that must follow; None: EOS for all."""
     must: Tensor | None
-    """(B, N), True if no other piece may follow; None: others may."""
+    """(B, N), True if no other piece than `piece` (for ANY, EOS) may follow; None: others may."""
 
     def apply(self, log_probs: Tensor) -> None:
         """Set the log-probabilities (B, N, V) of forbidden pieces to -inf, in place."""
@@ -34,14 +35,14 @@ class Endings:
             log_probs[..., EOS].masked_fill_((self.piece != EOS) & (self.piece != ANY), -torch.inf)
             log_probs[..., BREAK].masked_fill_((self.piece != BREAK) & (self.piece != ANY), -torch.inf)
         if self.must is not None:
-            must = self.must.unsqueeze(-1)
-            log_probs[..., BREAK + 1 :].masked_fill_(must, -torch.inf)
-            if self.piece is not None:
-                log_probs[..., BREAK].masked_fill_(self.must & (self.piece == ANY), -torch.inf)
+            piece = torch.full_like(self.must, EOS, dtype=torch.long) if self.piece is None else self.piece
+            piece = piece.masked_fill(piece == ANY, EOS).unsqueeze(-1)
+            kept = log_probs.gather(-1, piece)
+            log_probs.masked_fill_(self.must.unsqueeze(-1), -torch.inf).scatter_(-1, piece, kept)
 
 
 class Lines:
-    """The breaks that the hypotheses of a batch have still to make."""
+    """The breaks that the hypotheses of a batch have still to make, and the pieces with which they begin."""
 
     def __init__(self, batch: SourceBatch) -> None:
         self._batch = batch
@@ -49,6 +50,10 @@ class Lines:
         if batch.lines is not None and max(batch.lines) > 1:
             self._left = torch.tensor(batch.lines, device=batch.source.device).unsqueeze(1) - 1  # (B', N), or (B', 1)
             self._several = self._left > 0  # (B', 1); a single line may be empty
+        self._prefix: Tensor | None = None
+        if batch.prefixes is not None:
+            rows = [torch.tensor(prefix, dtype=torch.long) for prefix in batch.prefixes]
+            self._prefix = pad_sequence(rows, batch_first=True, padding_value=PAD).to(batch.source.device)  # (B, P)
 
     def endings(self, token: Tensor, rows: Tensor, step: int) -> Endings | None:
         """The endings of hypotheses whose last pieces are `token` (B', N), of the segments `rows` (B',).
@@ -68,8 +73,11 @@ class Lines:
         breaks = self._left.masked_fill(left <= 1, 0)
         must = left <= 2 * breaks + 1  # of each further line a piece and its end
         empty = ((token == BREAK) | (token == BOS)) & self._several
-        piece = torch.where(breaks > 0, BREAK, EOS).masked_fill(empty & ~must, NEITHER)
-        return Endings(piece, must.expand_as(token))
+        piece, must = torch.where(breaks > 0, BREAK, EOS).masked_fill(empty & ~must, NEITHER), must.expand_as(token)
+        if self._prefix is not None and step < self._prefix.shape[1]:
+            given = self._prefix[rows, step].unsqueeze(1)
+            piece, must = given.where(given != PAD, piece), must | (given != PAD)
+        return Endings(piece, must)
 
     def follow(self, token: Tensor, parents: Tensor | None = None) -> None:
         """Count breaks among the new pieces `token` (B', N) of hypotheses that continue `parents` (B', N)."""

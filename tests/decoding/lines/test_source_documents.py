@@ -81,7 +81,7 @@ def test_neighbours_are_joined_up_to_the_budget(
     """Five pieces a line, a break between each two, and the end where the model's length counts."""
     source = documents_of(LINES, ids_by_blank_lines(LINES), budget, tokenizers.source, longest=longest)
     source.encoded = [[9] * 5 if line.strip() else [] for line in LINES]
-    assert source.groups() == groups
+    assert [window.lines for window in source.windows()] == groups
     for group in groups:
         segment = source.join_lines(group)
         assert segment.pieces.count(BREAK) == len(group) - 1
@@ -93,10 +93,10 @@ def test_other_documents_and_other_directions_are_not_joined(tokenizers: Tokeniz
     directions = Directions(["en-de", "en-fr"], [0, 0, 0, 1, 1, 1])
     source = documents_of(["a"] * 6, "aabbbc", 99, tokenizers.source, directions)
     source.encoded = [[9]] * 6
-    assert source.groups() == [[0, 1], [3, 4]]
+    assert [window.lines for window in source.windows()] == [[0, 1], [3, 4]]
     source = documents_of(["a"] * 6, "abaabb", 99, tokenizers.source)
     source.encoded = [[9], [], [9], [9], [9], [9]]
-    assert source.groups() == [[2, 3], [4, 5]]
+    assert [window.lines for window in source.windows()] == [[2, 3], [4, 5]]
 
 
 def test_each_line_of_a_group_has_its_tag_as_it_has_alone(trained: Trained) -> None:
@@ -110,7 +110,7 @@ def test_each_line_of_a_group_has_its_tag_as_it_has_alone(trained: Trained) -> N
     for longest, groups in ((14, [[0, 1], [2, 3], [4, 5]]), (13, [])):
         source = documents_of(["a"] * 6, [1] * 6, 99, tokenizer, directions, longest=longest)
         source.encoded = [[9] * 5] * 6
-        assert source.groups() == groups
+        assert [window.lines for window in source.windows()] == groups
 
 
 def test_a_line_of_more_sentences_than_usual_is_translated_in_parts_and_not_with_others(tokenizers: Tokenizers) -> None:

@@ -103,3 +103,26 @@ def test_the_compiled_loop_and_the_operations_forbid_the_same() -> None:
         real = wanted.values > -torch.inf
         torch.testing.assert_close(top, wanted.values)
         assert torch.equal((hypothesis * 11 + chosen)[real], wanted.indices[real])
+
+
+@pytest.mark.parametrize(
+    "given", [{"method": "greedy"}, {"method": "beam", "beam": 3}, {"method": "sample", "n_best": 2}]
+)
+def test_a_given_beginning_is_kept_and_the_rest_is_what_follows_it(given: dict[str, Any]) -> None:
+    model, prefixes = TinyModel(vocabulary=9), [(7, 5, BREAK), (), (8, BREAK, 6, 6, BREAK)]
+    batch = joint([3, 2, 3], [14, 12, 15])
+    counted = SourceBatch(batch.source, batch.limits, batch.keys, lines=batch.lines, prefixes=prefixes)
+    found = found_by(given, counted)
+    for source, row, prefix, log_probs in zip(
+        batch.source, found.pieces.tolist(), prefixes, found.log_probs, strict=True
+    ):
+        for pieces, log_prob in zip(row, log_probs.tolist(), strict=True):
+            assert tuple(pieces[: len(prefix)]) == prefix
+            assert len(sizes(pieces)) == (2 if not prefix else 3)
+            real = [piece for piece in pieces if piece != PAD]
+            words = [piece for piece in source.tolist() if piece not in (PAD, EOS)]
+            assert log_prob == pytest.approx(log_prob_of(model, words, real), abs=1e-3)
+    free = found_by(given, SourceBatch(batch.source[1:2], [12], batch.keys[1:2], lines=[2]))
+    assert [piece for piece in found.pieces[1, 0].tolist() if piece != PAD] == [
+        piece for piece in free.pieces[0, 0].tolist() if piece != PAD
+    ]

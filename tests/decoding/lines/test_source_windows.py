@@ -1,0 +1,109 @@
+"""Windows of a long document: the lines before a window are read again, with their translations."""
+
+from itertools import pairwise
+
+import pytest
+
+from mtkit.decoding.contract import Hypotheses, SourceBatch
+from mtkit.decoding.engines.model_engine import ModelEngine
+from mtkit.decoding.lines.source import Documents, Source, SourceLines
+from mtkit.decoding.translate import translate_lines
+from mtkit.decoding.word_alignment import _segments
+from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import BREAK, EOS, Tokenizers
+from tests.decoding.echo import Echo
+from tests.decoding.lines.test_source_documents import documents_of, tokenizers, trained  # noqa: F401  # fixtures
+
+LINES = [f"{'The old bird likes the small house. ' * (1 + number % 2)}".strip() for number in range(12)]
+
+
+class Recorder(ModelEngine):
+    """Keeps the batches that it translates."""
+
+    batches: list[SourceBatch]
+
+    def translate(self, batch: SourceBatch) -> Hypotheses:
+        self.batches.append(batch)
+        return super().translate(batch)
+
+
+def recorder(model: Echo, method: str = "greedy") -> Recorder:
+    engine = Recorder(model, DecodingSettings.model_validate({"method": method, "context": 2}))
+    object.__setattr__(engine, "batches", [])
+    return engine
+
+
+@pytest.mark.parametrize("context", [0, 1, 2, 5, 100])
+@pytest.mark.parametrize("budget", [11, 17, 30, 200])
+def test_windows_hold_each_line_once_and_read_again_what_is_before(
+    tokenizers: Tokenizers,  # noqa: F811
+    budget: int,
+    context: int,
+) -> None:
+    source = documents_of(["a"] * 12, [1] * 8 + [2] * 4, budget, tokenizers.source)
+    source._documents = Documents([1] * 8 + [2] * 4, budget, context)
+    source.encoded = [[9] * 5] * 12
+    windows = source.windows()
+    alone = set(range(12)) - {number for window in windows for number in window.lines}
+    assert sorted(number for window in windows for number in window.lines) == sorted(set(range(12)) - alone)
+    for window in windows:
+        numbers = [*window.context, *window.lines]
+        assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+        assert numbers[0] // 8 == numbers[-1] // 8
+        assert len(source.join_lines(numbers).pieces) - 1 <= budget
+        assert len(window.context) == min(context, window.lines[0] % 8, budget // 2 // 6, (budget - 6) // 6)
+    if not context:
+        assert {window.place for window in windows} <= {0}
+    for one, other in pairwise(windows):
+        assert not context or other.place in (0, one.place + 1)
+
+
+@pytest.mark.parametrize("method", ["greedy", "sample"])
+def test_the_context_has_the_translations_that_were_found(tokenizers: Tokenizers, method: str) -> None:  # noqa: F811
+    engine = recorder(Echo(tokenizers.target.size), method)
+    lines = SourceLines(LINES, documents=Documents([1] * 12, 60, context=2))
+    found = [best for best, *_ in translate_lines(engine, tokenizers, lines)]
+    assert [best.text for best in found] == LINES
+    assert not any(best.fell_back for best in found)
+    joint = [batch for batch in engine.batches if batch.lines != [1]]
+    assert len(joint) > 2
+    done = 0
+    for number, batch in enumerate(joint):
+        (prefix,), (count,) = batch.prefixes or [()], batch.lines or [0]
+        before = found[max(0, done - 2) : done] if number else []
+        assert list(prefix) == [piece for best in before for piece in (*best.pieces[:-1], BREAK)]
+        assert all(best.together == count for best in found[done : done + count - len(before)])
+        done += count - len(before)
+    assert done == 12
+
+
+def test_context_begins_after_a_line_that_was_translated_by_itself(tokenizers: Tokenizers) -> None:  # noqa: F811
+    """A joint translation without text for a line comes apart into nothing."""
+    engine = recorder(Echo(tokenizers.target.size))
+    lines = SourceLines(LINES, documents=Documents([1] * 12, 60, context=2))
+    limited = DecodingSettings(method="greedy", context=2, max_pieces=7)  # too short for any line of two sentences
+    object.__setattr__(engine, "settings", limited)
+    found = [best for best, *_ in translate_lines(engine, tokenizers, lines)]
+    assert len(found) == 12
+    assert any(best.fell_back for best in found)
+    for batch in engine.batches:
+        assert (
+            batch.lines is None
+            or batch.prefixes is None
+            or all(prefix.count(BREAK) < count for prefix, count in zip(batch.prefixes, batch.lines, strict=True))
+        )
+
+
+def test_words_are_aligned_in_the_windows_that_were_translated(tokenizers: Tokenizers) -> None:  # noqa: F811
+    engine = recorder(Echo(tokenizers.target.size))
+    lines = SourceLines(LINES, documents=Documents([1] * 12, 60, context=2))
+    found = [best for best, *_ in translate_lines(engine, tokenizers, lines)]
+    linked = [*_segments(Source(lines, tokenizers.source, None), found)]
+    assert sorted(block.line for item in linked for block in item.blocks) == [*range(12)]
+    translated = {tuple(row[row != 0].tolist()) for batch in engine.batches for row in batch.source}
+    assert {tuple(item.segment.pieces) for item in linked} == translated
+    for item in linked:
+        assert item.target[-1] == EOS
+        for block in item.blocks:
+            begin, size = block.target.begin, len(block.target.pieces)
+            assert item.target[begin : begin + size] == list(found[block.line].pieces[:-1])
