@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -59,7 +59,7 @@ class Mechanism:
     package: str | None = None
     """Package and version that define it; None for mtkit's own."""
 
-    @property
+    @cached_property
     def slot(self) -> str | None:
         """The slot this name fills when it combines with another mechanism, or None for a mechanism proper."""
         return slot_kind(self.kind)
@@ -278,8 +278,9 @@ def _named(slot: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _slot_kind(slot: str, name: str) -> Callable[..., Slot]:
-    of_slot = {mechanism.name: mechanism.kind for mechanism in mechanisms().values() if mechanism.slot == slot}
-    kinds: Mapping[str, Any] = POSITIONS if slot == "positions" else of_slot
+    kinds: Mapping[str, Any] = POSITIONS
+    if slot != "positions":
+        kinds = {mechanism.name: mechanism.kind for mechanism in mechanisms().values() if mechanism.slot == slot}
     if name not in kinds:
         raise MtkitError(f"no {slot} {shown(name)}{did_you_mean(name, list(kinds))}; there are: {', '.join(kinds)}")
     return kinds[name]

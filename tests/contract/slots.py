@@ -42,18 +42,16 @@ def covering(
     """
     roles = [role for role in ROLES if role in mechanism.roles and taken(mechanism, role)]
     fillings = [(role, filled) for role in roles for filled in _fillings(taken(mechanism, role))]
-    missing = set().union(*(_shown(*each) for each in fillings)) - met
+    shown = {each: new for each in fillings if (new := _shown(*each) - met)}
     times = Counter(dict.fromkeys(roles, 0))
-    while fillings and missing:
-        role, filled = best = max(
-            fillings, key=lambda each: (len(missing & _shown(*each)), -times[each[0]], len(each[1]))
-        )
-        fillings.remove(best)
-        if missing & _shown(role, filled) and works(role, filled):
-            missing -= _shown(role, filled)
+    while shown:
+        role, filled = best = max(shown, key=lambda each: (len(shown[each]), -times[each[0]], len(each[1])))
+        new = shown.pop(best)
+        if works(role, filled):
             met.update(combinations(filled, 2))
             times[role] += 1
             yield role, filled
+            shown = {each: rest for each, parts in shown.items() if (rest := parts - new)}
 
 
 def _shown(role: str, filled: tuple[Value, ...]) -> set[Any]:

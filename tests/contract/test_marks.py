@@ -1,6 +1,6 @@
 """Marks (which sentence of its document a token belongs to) change only mechanisms that read them, and as they say."""
 
-from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention import Attended, Attention, Beginning, Inputs, Site, State, build, mechanisms, reorder
 from mtkit.attention.marks import marks_from, sentences
-from tests.contract.cases import Case, each, plain, small, small_options, steps, valid_mask
+from tests.contract.cases import Case, all_cases, each, plain, small, small_options, steps, valid_mask
 from tests.contract.counting import Count
 from tests.contract.slots import taken
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
@@ -31,13 +31,18 @@ def marks_like(*shape: int) -> Tensor:
     return marks_from(breaks)
 
 
+@cache
+def readers() -> frozenset[str]:
+    """The names of the small cases with a layer that reads marks; each is built once."""
+    cases = [case for case in all_cases() if case.small]
+    return frozenset(
+        str(case) for case in cases if any(case.build(layer=layer).reads_marks for layer in range(case.layers))
+    )
+
+
 def reads(case: Case) -> bool:
     """Whether a layer of the case reads marks."""
-    return small(case) and any(layer.reads_marks for layer in case_layers(case))
-
-
-def case_layers(case: Case) -> Iterator[Attention]:
-    return (case.build(layer=layer) for layer in range(case.layers))
+    return str(case) in readers()
 
 
 def given(case: Case, segments: int = 3) -> dict[str, Any]:
