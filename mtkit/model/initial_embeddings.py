@@ -1,10 +1,10 @@
 """Initial embeddings of pieces from files of word vectors (`model.embeddings`).
 
-A piece that is a word gets the word's vector, or that of its lower-cased form, or of the form without punctuation
-around it. Words are pieces that begin with a space, pieces in scripts without spaces between words, and pieces without
-letters (punctuation, numbers). Every other piece with text gets the mean vector of the words whose segmentation has it,
-among the first `FREQUENT` words of the file: files list frequent words first. Pieces without a vector, special pieces
-and bytes keep their values.
+A piece that is a word gets the word's vector, else the vector of its lower-cased form, or of its form without
+punctuation at the ends. Words are pieces that begin with a space, pieces in scripts without spaces between words, and
+pieces without letters (punctuation, numbers). Every other piece with text gets the mean vector of the words whose
+segmentation has it, among the first `FREQUENT` words of the file: files list frequent words first. Pieces without a
+vector, special pieces and bytes keep their values.
 
 The model multiplies embeddings by sqrt(W), W their width, and new ones are drawn from N(0, 1/W), so that its inputs
 have unit variance. The vectors of words are therefore multiplied by one factor, so that their mean square is 1/W, and
@@ -40,7 +40,7 @@ _PUNCTUATION = re.compile(r"^\W+|\W+$")
 
 @dataclass(frozen=True)
 class InitialEmbeddings:
-    """What one table of embeddings got from a file of word vectors."""
+    """Counts of the vectors that one table of embeddings got from a file."""
 
     side: str
     """source, target, or both if they share the table."""

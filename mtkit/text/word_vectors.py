@@ -115,7 +115,8 @@ class WordVectors:
             block = block.removeprefix(_BOM) if first else block
             if first and b"\0" in block[:_HEAD]:
                 raise DataError(
-                    f"{self.path} is binary or UTF-16, not text in UTF-8; give the text format (.vec or .txt, .gz too)"
+                    f"{self.path} is binary or UTF-16, not text in UTF-8; give the unpacked text format "
+                    "(.vec or .txt, also .gz)"
                 )
             if len(block) > _BLOCK + LONGEST:
                 raise self._error(number + block.count(b"\n"), f"longer than {LONGEST:,} bytes")
