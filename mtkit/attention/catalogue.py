@@ -65,6 +65,7 @@ def describe(name: str) -> str:
         ),
         "weights": "yes" if mechanism.weights else "no",
         "slots": _slots(mechanism),
+        **({} if mechanism.kinds else {"mixes": _mixes(mechanism)}),
     }
     documentation = inspect.getdoc(sys.modules[mechanism.kind.__module__]) or ""
     meanings = (inspect.getdoc(mechanism.kind) or "").partition("\n")[2].strip()
@@ -84,13 +85,21 @@ def roles(mechanism: Mechanism) -> str:
     return " ".join(names)
 
 
+def _mixes(mechanism: Mechanism) -> str:
+    """Return whether the mechanism can have some heads of a layer, with an example."""
+    other = "band" if mechanism.name == "full" else "full"
+    return f"with others in the heads of one layer, as {mechanism.name}:4+{other}:4" if mechanism.mixes else "no"
+
+
 def _options(mechanism: Mechanism) -> list[str]:
-    if not mechanism.options:
-        return ["  none"]
+    kinds = {f"{kind.name}.": kind.kind for kind, _ in mechanism.kinds} or {"": mechanism.kind}
     rows = [
-        (name, option.null if option.default is None else _written(option.default), option.rule)
-        for name, option in declared(mechanism.kind).items()
+        (f"{prefix}{name}", option.null if option.default is None else _written(option.default), option.rule)
+        for prefix, kind in kinds.items()
+        for name, option in declared(kind).items()
     ]
+    if not rows:
+        return ["  none"]
     return textwrap.indent(aligned(rows, left=range(3)), "  ").split("\n")
 
 
@@ -102,6 +111,8 @@ def _written(default: Any) -> str:
 
 
 def _slots(mechanism: Mechanism) -> str:
+    if mechanism.kinds:
+        return f"positions and projection for all heads; any slot for one kind, as {mechanism.kinds[0][0].name}.merge"
     if mechanism.slot is not None:
         return f"is itself a {mechanism.slot}, and combines with other mechanisms as {mechanism.slot}={mechanism.name}"
     slots = getattr(mechanism.kind, "slots", {})

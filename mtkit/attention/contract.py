@@ -30,7 +30,8 @@ class Site:
     maximum length and width; None: as the query's. `positions`, `projection`, `merge` and `regularizer` name the
     content of the four slots, None for the plain one; a slot with options of its own is a mapping, {"name":
     "grouped-query", "kv_heads": 2}. `shared` is one dictionary for all attentions of a model. A module that several of
-    them use is a sub-module of one of them, so that it is saved once; the others find it here.
+    them use is a sub-module of one of them, so that it is saved once; the others find it here. `layer_heads` is the
+    number of heads of the layer if this attention computes only `heads` of them (`mtkit.attention.mixed_heads`).
     """
 
     role: str
@@ -47,12 +48,23 @@ class Site:
     projection: str | Mapping[str, Any] | None = None
     merge: str | Mapping[str, Any] | None = None
     regularizer: str | Mapping[str, Any] | None = None
+    layer_heads: int | None = None
     shared: MutableMapping[Any, nn.Module] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def causal(self) -> bool:
         """Whether a query may see only keys at its own position and before."""
         return self.role == "decoder"
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head: an equal share of the model's width."""
+        return self.d_model // (self.layer_heads or self.heads)
+
+    @property
+    def heads_width(self) -> int:
+        """Width of all heads of this attention: the model's width unless it computes only some of a layer's heads."""
+        return self.heads * self.head_width
 
 
 @dataclass(frozen=True)
@@ -159,6 +171,9 @@ class Attention(nn.Module):
     undecayed: ClassVar[tuple[str, ...]] = ()
     """Names of parameters with several dimensions that weight decay skips, as it skips vectors: numbers per head that
     are added, or that scale distances. Any module of a model may declare this."""
+    mixes: ClassVar[bool] = False
+    """Whether it can have some heads of a layer while other mechanisms have the others; its heads then are as wide as
+    the `head_width` of its site."""
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {}
     """The slots it supports, each with the names it can combine with; None for every name."""
 

@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from mtkit.attention.contract import ROLES, Attention, Site
+from mtkit.attention.mixed_heads import MixedHeads, kinds_of
 from mtkit.attention.options import check, options_of, refused
 from mtkit.attention.positions import POSITIONS
 from mtkit.attention.slots import SLOTS, Slot, slot_kind
@@ -58,11 +59,18 @@ class Mechanism:
     kind: type[Attention] | type[Slot]
     package: str | None = None
     """Package and version that define it; None for mtkit's own."""
+    kinds: tuple[tuple["Mechanism", int], ...] = ()
+    """The mechanisms of a mix and their numbers of heads (`mtkit.attention.mixed_heads`); empty for one mechanism."""
 
     @cached_property
     def slot(self) -> str | None:
         """The slot this name fills when it combines with another mechanism, or None for a mechanism proper."""
         return slot_kind(self.kind)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it can have some heads of a layer while other mechanisms have the others."""
+        return self.slot is not None or (issubclass(self.kind, Attention) and self.kind.mixes)
 
 
 @cache
@@ -178,6 +186,8 @@ def _checked(numbers: dict[str, Any]) -> dict[str, Any]:
 def _built(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> Attention:
     check_role(mechanism, site.role)
     check_options(mechanism, options)
+    if mechanism.kinds:
+        return _mixed(mechanism, site, options)
     if mechanism.slot is not None:
         _check_own_slot(mechanism, getattr(site, mechanism.slot))
         filled: dict[str, Any] = {mechanism.slot: {"name": mechanism.name, **options}}
@@ -188,11 +198,45 @@ def _built(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> Atte
         return mechanism.kind(site, **options)  # type: ignore[return-value]
 
 
-def find(name: str) -> Mechanism:
-    """Return the mechanism with this name.
+def _mixed(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> MixedHeads:
+    """Build a mix: each kind with its heads, its options and slots, and the slots of the site."""
+    check_slots(mechanism, {slot: getattr(site, slot) for slot in SLOTS})
+    check_heads(mechanism, site.heads)
+    parts = []
+    for (kind, count), settings in zip(mechanism.kinds, _settings_of_kinds(mechanism, options), strict=True):
+        slots = {slot: settings.pop(slot) for slot in SLOTS if slot in settings}
+        parts.append(_built(kind, replace(site, heads=count, layer_heads=site.heads, **slots), settings))
+    return MixedHeads(site, parts)
 
-    Raises: MtkitError with the nearest name, or with the reason why another package's mechanism cannot be loaded.
+
+def check_heads(mechanism: Mechanism, heads: int) -> None:
+    """Raises: MtkitError if the kinds of a mix do not have the heads of the layer together."""
+    together = sum(count for _, count in mechanism.kinds)
+    if together not in (0, heads):
+        raise MtkitError(
+            f"attention '{mechanism.name}' has {together} heads, and the model {heads}; change one of the two numbers"
+        )
+
+
+def _settings_of_kinds(mechanism: Mechanism, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the options and slots of each kind of a mix; KIND.OPTION overrides OPTION, which all kinds with it get."""
+    settings = []
+    for kind, _ in mechanism.kinds:
+        common = {name: value for name, value in options.items() if name in kind.options}
+        prefix = f"{kind.name}."
+        own = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+        settings.append(common | own)
+    return settings
+
+
+def find(name: str) -> Mechanism:
+    """Return the mechanism with this name, or the mix of several, as "full:4+band:4".
+
+    Raises: MtkitError with the nearest name, or with the reason why another package's mechanism cannot be loaded, and
+    for a mix that is written wrongly or has a kind that does not mix.
     """
+    if (kinds := kinds_of(name)) is not None:
+        return _mix([(find(kind), heads) for kind, heads in kinds])
     known = mechanisms()
     if name not in known:
         for entry in entry_points(group=GROUP, name=name):
@@ -200,6 +244,43 @@ def find(name: str) -> Mechanism:
         hint = did_you_mean(name, list(known))
         raise MtkitError(f"no attention mechanism {shown(name)}{hint}; see `mtkit attentions`")
     return known[name]
+
+
+def _mix(kinds: list[tuple[Mechanism, int]]) -> Mechanism:
+    """Return the mix of these mechanisms. Raises: MtkitError for one that does not mix, and if they share no role."""
+    for kind, _ in kinds:
+        if not kind.mixes:
+            raise MtkitError(
+                f"attention '{kind.name}' is a whole layer, and cannot have only some of its heads; "
+                "`mtkit attentions NAME` says whether a mechanism mixes"
+            )
+    members = [kind for kind, _ in kinds]
+    name = "+".join(f"{kind.name}:{heads}" for kind, heads in kinds)
+    roles = frozenset.intersection(*(kind.roles for kind in members))
+    if not roles:
+        raise MtkitError(f"the mechanisms of '{name}' have no role in common")
+    settings = {option: default for kind in reversed(members) for option, default in kind.options.items()}
+    for kind in members:
+        settings |= {f"{kind.name}.{option}": default for option, default in kind.options.items()}
+        settings |= {f"{kind.name}.{slot}": None for slot in SLOTS}
+    costliest = max(members, key=lambda kind: kind.growth)
+    direct = any(kind.longest_path == "O(1)" for kind in members)
+    return Mechanism(
+        name=name,
+        family="heads",
+        paper="; ".join(dict.fromkeys(kind.paper for kind in members)),
+        summary=", ".join(f"{heads} heads of {kind.name}" for kind, heads in kinds),
+        roles=roles,
+        published=frozenset.intersection(*(kind.published for kind in members)),
+        complexity=costliest.complexity,
+        growth=costliest.growth,
+        sequential_operations=None,
+        longest_path="O(1)" if direct else None,
+        weights=all(kind.weights for kind in members),
+        options=settings,
+        kind=MixedHeads,
+        kinds=tuple(kinds),
+    )
 
 
 def fill(slot: str, site: Site, *arguments: Any) -> Any:
@@ -222,11 +303,11 @@ def check_role(mechanism: Mechanism, role: str) -> None:
     if role not in ROLES:
         raise MtkitError(f"no role {shown(role)}{did_you_mean(role, list(ROLES))}; the roles are {', '.join(ROLES)}")
     if role not in mechanism.roles:
-        raise _wrong_role(f"attention '{mechanism.name}'", mechanism.kind, role)
+        raise _wrong_role(f"attention '{mechanism.name}'", mechanism, role)
 
 
-def _wrong_role(owner: str, kind: Any, role: str) -> MtkitError:
-    supported = ", ".join(name for name in ROLES if name in kind.roles)
+def _wrong_role(owner: str, playing: Any, role: str) -> MtkitError:
+    supported = ", ".join(name for name in ROLES if name in playing.roles)
     return MtkitError(f"{owner} cannot play the role {shown(role)}; it can play: {supported}")
 
 
@@ -234,13 +315,25 @@ def check_options(mechanism: Mechanism, options: Mapping[str, Any]) -> None:
     """Raises: MtkitError for an option that the mechanism does not declare, and for a value that an option does not
     accept.
     """
-    check(f"attention '{mechanism.name}'", mechanism.kind, options)
+    if not mechanism.kinds:
+        check(f"attention '{mechanism.name}'", mechanism.kind, options)
+        return
+    for name in options:
+        if name not in mechanism.options:
+            hint = did_you_mean(str(name), list(mechanism.options))
+            raise MtkitError(f"attention '{mechanism.name}' has no option {shown(name)}{hint}")
+    for (kind, _), settings in zip(mechanism.kinds, _settings_of_kinds(mechanism, options), strict=True):
+        check_options(kind, {name: value for name, value in settings.items() if name not in SLOTS})
+        check_slots(kind, {name: value for name, value in settings.items() if name in SLOTS})
 
 
 def check_slots(mechanism: Mechanism, slots: Mapping[str, Any]) -> None:
     """Raises: MtkitError for slot values that are unknown or that this mechanism cannot combine with, and for their
     options.
     """
+    if mechanism.kinds:
+        _check_slots_of_mix(mechanism, slots)
+        return
     host = mechanism if mechanism.slot is None else find("full")
     if mechanism.slot is not None:
         _check_own_slot(mechanism, slots.get(mechanism.slot))
@@ -261,6 +354,18 @@ def check_slots(mechanism: Mechanism, slots: Mapping[str, Any]) -> None:
         for other, other_name in filled.items():
             if other_name in kind.apart_from:
                 raise MtkitError(f"{slot}={name} cannot combine with {other}={other_name}")
+
+
+def _check_slots_of_mix(mechanism: Mechanism, slots: Mapping[str, Any]) -> None:
+    """Raises: MtkitError for a slot that reads all heads of a layer, and as `check_slots` for each kind."""
+    for member, _ in mechanism.kinds:
+        for slot in ("merge", "regularizer"):
+            if slots.get(slot) is not None:
+                raise MtkitError(
+                    f"attention '{mechanism.name}' cannot combine with {slot}, which reads all heads of a layer; "
+                    f"set it for one kind, as in {member.name}.{slot}"
+                )
+        check_slots(member, slots)
 
 
 def _check_own_slot(mechanism: Mechanism, value: Any) -> None:

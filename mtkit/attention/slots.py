@@ -71,9 +71,10 @@ class Projection(Slot):
         """`width` of each head; None: an equal share of the model's width."""
         super().__init__(site)
         if width is None:
-            if site.d_model % site.heads:
-                raise MtkitError(f"{site.heads} heads do not divide the width {site.d_model}")
-            width = site.d_model // site.heads
+            heads = site.layer_heads or site.heads
+            if site.d_model % heads:
+                raise MtkitError(f"{heads} heads do not divide the width {site.d_model}")
+            width = site.head_width
         self.heads = site.heads
         self.key_heads = site.heads
         self.value_heads = site.heads

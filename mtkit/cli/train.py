@@ -39,7 +39,11 @@ def train(
         str | None, typer.Option(help="Architecture: transformer, or rnn (recurrent).  [default: transformer]")
     ] = None,
     attention: Annotated[
-        str | None, typer.Option(help="Mechanism, in the roles of its paper.  [default: full; additive in the rnn]")
+        str | None,
+        typer.Option(
+            help="Mechanism, in the roles of its paper, or several in the heads of each layer: full:2+band:2.  "
+            "[default: full; additive in the rnn]"
+        ),
     ] = None,
     encoder_attention: Annotated[
         str | None, typer.Option(help="Encoder self-attention: one name, or one per layer, e.g. full,band.")
@@ -54,7 +58,8 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Option of the mechanism in all roles or one: window_radius=64, decoder.window_radius=64.",
+            help="Option of the mechanism in all roles or one: window_radius=64, decoder.window_radius=64; of one "
+            "mechanism in full:2+band:2: band.window_radius=64.",
         ),
     ] = None,
     reversible: Annotated[
@@ -100,6 +105,7 @@ def train(
     \b
     Examples:
       mtkit train --attention longformer
+      mtkit train --attention full:2+band:2 --attention-option band.window_radius=16
       mtkit train --preset small --max-minutes 10
       mtkit train --model rnn
       torchrun --nproc-per-node 8 -m mtkit train --preset base

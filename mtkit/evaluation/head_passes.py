@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mtkit.attention import Attended, Attention
 from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.mixed_heads import MixedHeads
 from mtkit.data.batches import Batch
 from mtkit.model.layers import Weights
 from mtkit.model.network import Encoded, Network, Output
@@ -20,6 +21,9 @@ ROWS = 1024
 @contextmanager
 def switched_off(attention: Attention, head: int) -> Iterator[None]:
     """A context in which the output of one head is zero before `out_proj`, or before the heads are merged."""
+    if isinstance(attention, MixedHeads):
+        attention, first = next(entry for entry in reversed(attention.firsts()) if entry[1] <= head)
+        head -= first
     with ExitStack() as stack:
         parts = [part for part in attention.modules() if isinstance(part, HeadAttention)]
         for part in parts:

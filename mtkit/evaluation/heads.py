@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from mtkit.attention import Attention, Inputs, mechanisms
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import ROLES
+from mtkit.attention.mixed_heads import MixedHeads
 from mtkit.attention.slots import SLOTS
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Side, open_prepared
@@ -201,18 +202,26 @@ def attentions_of(network: Network) -> list[tuple[str, int, Attention]]:
 
 
 def _head_count(attention: Attention) -> int:
+    if isinstance(attention, MixedHeads):
+        return attention.site.heads
     if not isinstance(attention, HeadAttention):
         return 1
     return attention.projection.joined_width // attention.projection.value_width
 
 
 def _new_layer(role: str, layer: int, attention: Attention) -> LayerHeads:
+    learned = {key: value.double().cpu() for key, value in attention.learned_numbers().items()}
+    return LayerHeads(role, layer, _name(attention), _head_count(attention), learned)
+
+
+def _name(attention: Attention) -> str:
+    """Return the mechanism's name with the content of its slots; of a mix, the names and heads of its kinds."""
+    if isinstance(attention, MixedHeads):
+        return " + ".join(f"{_name(part)}:{part.site.heads}" for part in attention.parts)
     names = {mechanism.kind: name for name, mechanism in mechanisms().items()}
     slots = {slot: getattr(attention.site, slot) for slot in SLOTS}
     filled = [value if isinstance(value, str) else value["name"] for value in slots.values() if value is not None]
-    name = " + ".join([names.get(type(attention), type(attention).__name__), *filled])
-    learned = {key: value.double().cpu() for key, value in attention.learned_numbers().items()}
-    return LayerHeads(role, layer, name, _head_count(attention), learned)
+    return " + ".join([names.get(type(attention), type(attention).__name__), *filled])
 
 
 class _LayerSums:

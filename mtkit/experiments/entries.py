@@ -4,6 +4,7 @@ full                          a mechanism in the roles of its paper
 band[window_radius=16]        with options
 linear@encoder@decoder        in these roles only; the other roles are full
 reformer+reversible           with settings of the recipe: `reversible` is model.reversible = true
+full:2+band:2@encoder         several mechanisms in the heads of a layer
 full+norm=post+preset=small   a setting is named by its last word, or in full if that is ambiguous: model.norm
 """
 
@@ -16,6 +17,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from mtkit.attention import ROLES, mechanisms
+from mtkit.attention.mixed_heads import MIX
 from mtkit.attention.options import OptionValueError
 from mtkit.attention.registry import check_role, find
 from mtkit.errors import MtkitError, did_you_mean, shown
@@ -29,7 +31,10 @@ ALL = "all"
 SECTIONS = ("preset", "model", "attention", "training", "decoding")
 """Parts of the recipe that an entry may set. Data, scoring and seed are the same for all entries."""
 
-_ENTRY = re.compile(r"(?P<name>[^\[\]@+]+)(?:\[(?P<options>[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\])?(?P<rest>(?:[@+].+)?)")
+_ENTRY = re.compile(
+    rf"(?P<name>{MIX.pattern}(?=[\[@+]|$)|[^\[\]@+]+)"
+    r"(?:\[(?P<options>[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\])?(?P<rest>(?:[@+].+)?)"
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def with_common_options(
 def family(recipe: Recipe) -> str | None:
     """Return the family of the recipe's mechanisms other than `full`; None if there are several families."""
     names = {choice.name for choices in choose_attention(recipe).values() for choice in choices}
-    families = {mechanisms()[name].family for name in names - {"full"} or {"full"}}
+    families = {find(name).family for name in names - {"full"} or {"full"}}
     return families.pop() if len(families) == 1 else None
 
 

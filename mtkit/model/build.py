@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mtkit.attention import ROLES, mechanisms
-from mtkit.attention.registry import Mechanism, check_options, check_role, check_slots, find
+from mtkit.attention.registry import Mechanism, check_heads, check_options, check_role, check_slots, find
 from mtkit.attention.slots import SLOTS
 from mtkit.errors import MtkitError, RecipeError, did_you_mean, shown
 from mtkit.memory import available_bytes, too_large, weights_within_memory
@@ -15,6 +15,9 @@ from mtkit.model.network import Choice, Network
 from mtkit.model.recurrent import Recurrent
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import AttentionSettings, ModelSettings, Recipe
+
+BY_ROLE = tuple(f"{role}." for role in ROLES)
+"""Beginnings of options for one role."""
 
 SMALLER = "lower model.d_model, model.feed_forward, the layers, model.max_length or data.tokenizer.vocabulary"
 
@@ -45,15 +48,19 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
 
 def choose_attention(recipe: Recipe) -> dict[str, list[Choice]]:
     """The choice of each layer for each role. Raises: MtkitError like `build_model`."""
-    return choose(_attention(recipe), _layers(recipe))
+    chosen = choose(_attention(recipe), _layers(recipe))
+    for choice in (choice for choices in chosen.values() for choice in choices):
+        check_heads(find(choice.name), recipe.model.heads)
+    return chosen
 
 
 def attention_packages(recipe: Recipe) -> dict[str, str]:
     """Other packages whose mechanisms the recipe uses: package and version by the mechanism's name."""
     names: set[str] = set()
     for choice in (choice for choices in choose_attention(recipe).values() for choice in choices):
-        slots = [choice.options.get(slot) for slot in SLOTS]
-        names |= {choice.name, *(str(slot["name"] if isinstance(slot, Mapping) else slot) for slot in slots)}
+        slots = [value for key, value in choice.options.items() if key.rpartition(".")[2] in SLOTS]
+        names |= {choice.name, *(kind.name for kind, _ in find(choice.name).kinds)}
+        names |= {str(slot["name"] if isinstance(slot, Mapping) else slot) for slot in slots}
     used = [mechanism for mechanism in mechanisms().values() if mechanism.name in names]
     return {mechanism.name: mechanism.package for mechanism in used if mechanism.package is not None}
 
@@ -73,12 +80,17 @@ def label_attention(recipe: Recipe) -> str:
     """A name for a run by its attentions: "rnn", its mechanism's name, or "linformer-average-full" by role."""
     chosen, settings = choose_attention(recipe), recipe.attention
     if recipe.model.architecture == "rnn":
-        name = chosen["cross"][0].name
+        name = _label(chosen["cross"][0].name)
         return "rnn" if name == "additive" else f"rnn-{name}"
     if (settings.encoder, settings.decoder, settings.cross) == (None, None, None):
-        return settings.name or "full"
+        return "full" if settings.name is None else _label(settings.name)
     runs = (groupby(choice.name for choice in choices) for choices in chosen.values())
-    return "-".join("+".join(name for name, _ in run) for run in runs)
+    return "-".join("+".join(_label(name) for name, _ in run) for run in runs)
+
+
+def _label(name: str) -> str:
+    """A mechanism's name in a run's name: "full-4+band-4" for "full:4+band:4", because colons name hosts and drives."""
+    return find(name).name.replace(":", "-")
 
 
 def _check_memory(model: ModelSettings, vocabulary: int) -> None:
@@ -115,18 +127,22 @@ def _layers(recipe: Recipe) -> dict[str, int]:
 def choose(settings: AttentionSettings, layers: Mapping[str, int], tasks: int = 1) -> dict[str, list[Choice]]:
     """The choice of each layer for each role, from the recipe's names and options.
 
-    An option of one role overrides the option of all roles. A mechanism's option `tasks` defaults to the number of
-    tasks.
+    An option of one role overrides the option of all roles. An option of one kind of heads (`band.window_radius`)
+    overrides the option of all kinds. A mechanism's option `tasks` defaults to the number of tasks.
 
     Raises: MtkitError for an unknown name, role or option, for a list whose length is not the number of layers, and for
     an option `tasks` that is too small.
     """
     names = {role: _names(settings, role, layers[role]) for role in ROLES}
     options: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
-    for key, value in sorted(settings.options.items(), key=lambda item: "." in item[0]):
-        role, dot, option = key.rpartition(".")
-        if dot and role not in ROLES:
-            raise MtkitError(f"no role {shown(role)} in attention option {shown(key)}{did_you_mean(role, list(ROLES))}")
+    kinds = {kind.name for listed in names.values() for name in listed for kind, _ in find(name).kinds}
+    for key, value in sorted(settings.options.items(), key=lambda item: item[0].startswith(BY_ROLE)):
+        role, dot, option = key.partition(".") if key.startswith(BY_ROLE) else ("", "", key)
+        if "." in option and option.partition(".")[0] not in kinds:
+            role = option.partition(".")[0]
+            raise MtkitError(
+                f"no role {shown(role)} in attention option {shown(key)}{did_you_mean(role, [*ROLES, *kinds])}"
+            )
         for chosen in _roles_for(option, {role: names[role]} if dot else names):
             options[chosen][option] = value
     return {role: [_choice(find(name), options[role], tasks) for name in names[role]] for role in ROLES}
@@ -149,7 +165,8 @@ def _names(settings: AttentionSettings, role: str, layers: int) -> list[str]:
 def _roles_for(option: str, names: Mapping[str, list[str]]) -> list[str]:
     """The roles of `names` that an option applies to: their mechanism has it, or it is a slot and they have layers."""
     # target and source positions are not comparable: positions apply to the cross role only if it is named
-    candidates = [role for role in names if len(names) == 1 or (option, role) != ("positions", "cross")]
+    slot = option.rpartition(".")[2]
+    candidates = [role for role in names if len(names) == 1 or role != "cross" or slot != "positions"]
     applicable = [role for role in candidates if any(option in (*SLOTS, *find(name).options) for name in names[role])]
     if not applicable:
         used = {name: find(name) for listed in names.values() for name in listed}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mtkit.attention import Attention, State, build
 from mtkit.attention.marks import marks_from, marks_of
+from mtkit.attention.mixed_heads import as_full
 from mtkit.model.embedding import Embedding
 from mtkit.model.layers import Weights
 from mtkit.recipe import ModelSettings
@@ -271,7 +272,8 @@ class Network(nn.Module):
         self.load_state_dict(fitting, strict=False)
         for name, attention in self.attentions():
             start = len(name) + 1
-            attention.adopt({key[start:]: value for key, value in weights.items() if key.startswith(f"{name}.")})
+            own = {key[start:]: value for key, value in weights.items() if key.startswith(f"{name}.")}
+            attention.adopt(as_full(own))
         return sorted(set(outside) - set(fitting))
 
 

@@ -151,7 +151,8 @@ class AttentionSettings(Settings):
 
     name: str | None = None
     """Mechanism in the roles of its paper. The other roles use `full`. Default: `full`, or `additive` in the rnn, which
-    has only cross attention."""
+    has only cross attention. `full:2+band:2`, here and for each role, has several mechanisms in the heads of
+    a layer."""
     encoder: AttentionNames = None
     """Encoder self-attention: one name, or a list with one name per layer. Roles that the paper lacks are allowed."""
     decoder: AttentionNames = None
@@ -160,7 +161,7 @@ class AttentionSettings(Settings):
     """Cross attention, from decoder to source: one name, or a list with one name per layer."""
     options: Annotated[dict[str, Any], BeforeValidator(as_python)] = Field(default_factory=dict)
     """Options of mechanisms and slots, for all roles or for one: `window_radius: 64`, `decoder.window_radius: 64`,
-    `positions: rotary`, `projection: multi-query`."""
+    `positions: rotary`, `projection: multi-query`; or for one mechanism of several: `band.window_radius: 64`."""
 
 
 class ScoringSettings(Settings):

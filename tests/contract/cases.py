@@ -14,7 +14,7 @@ import torch
 
 from mtkit.attention import ROLES, Attention, build, mechanisms
 from mtkit.attention.options import options_of
-from mtkit.attention.registry import Mechanism
+from mtkit.attention.registry import Mechanism, find
 from mtkit.errors import MtkitError
 from tests.contract.slots import Value, covering, taken, values
 
@@ -26,6 +26,16 @@ SMALL = {
 LONG = 135
 """Long enough that the engines' own blocks, of 32 positions at least, have neighbours on both sides."""
 SMALL_LENGTH, DEFAULT_LENGTH = 200, 1100
+
+
+MIXES = (
+    "full:2+band:2",
+    "realformer:2+sink:2",
+    "group:2+longformer:2",
+    "linear:2+gated-delta:2",
+    "multi-query:2+random:2",
+)
+"""Mechanisms in the heads of one layer."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class Case:
     @property
     def mechanism(self) -> Mechanism:
         """Its entry in the registry."""
-        return mechanisms()[self.name]
+        return find(self.name)
 
     @property
     def small(self) -> bool:
@@ -63,7 +73,8 @@ class Case:
     @property
     def blocks(self) -> list[int]:
         """The sizes of its options, around which borders lie; the largest alone at the defaults."""
-        values = {**self.mechanism.options, **self.options}.values()
+        left = {} if self.small and self.mechanism.kinds else self.mechanism.options  # a mix repeats them by kind
+        values = {**left, **self.options}.values()
         sizes = {each for each in values if type(each) is int and 1 < each <= 300}
         return sorted(sizes) if self.small else sorted(sizes)[-1:]
 
@@ -83,7 +94,13 @@ class Case:
             "memory_width": self.memory_width,
             "layers": self.layers,
         }
-        return build(self.name, **(here | site), **self.options)
+        here |= site
+        return build(self._name_for(here["heads"]), **here, **self.options)
+
+    def _name_for(self, heads: int) -> str:
+        """The name, with the numbers of a mix's heads scaled to another number than four."""
+        kinds = self.mechanism.kinds
+        return "+".join(f"{kind.name}:{count * heads // 4}" for kind, count in kinds) if kinds else self.name
 
     def __str__(self) -> str:
         return f"{self.name}-{self.role}-{self.setting}"
@@ -93,7 +110,18 @@ class Case:
 def all_cases() -> tuple[Case, ...]:
     """Each mechanism and role: small, default, small in every variant and with slots filled."""
     met: set[Any] = set()
-    return tuple(case for mechanism in mechanisms().values() for case in cases_of(mechanism, met))
+    single = [case for mechanism in mechanisms().values() for case in cases_of(mechanism, met)]
+    return (*single, *(case for name in MIXES for case in cases_of_mix(find(name))))
+
+
+def cases_of_mix(mix: Mechanism) -> Iterator[Case]:
+    """The cases of several mechanisms in the heads of one layer: small and default."""
+    options = {
+        f"{kind.name}.{name}": value for kind, _ in mix.kinds for name, value in small_options(kind.kind).items()
+    }
+    for role in sorted(mix.roles, key=ROLES.index):
+        yield Case(mix.name, role, "small", options)
+        yield Case(mix.name, role, "default")
 
 
 def cases_of(mechanism: Mechanism, met: set[Any]) -> Iterator[Case]:

@@ -111,7 +111,7 @@ def heads_of_zero(stack: nn.Module) -> Iterator[None]:
             if hasattr(module, "out_proj"):
                 hook = module.out_proj.register_forward_pre_hook(lambda _, given: (torch.zeros_like(given[0]),))
                 hooks.callback(hook.remove)
-            elif isinstance(module, Attention):
+            elif isinstance(module, Attention) and not any(hasattr(part, "out_proj") for part in module.modules()):
                 hook = module.register_forward_hook(lambda _, given, attended: _with_zeros(attended))
                 hooks.callback(hook.remove)
         yield

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention.mixed_heads import MixedHeads
 from mtkit.data.prepared import Side
 from mtkit.errors import DataError, RunError
 from mtkit.evaluation.head_passes import switched_off
@@ -128,7 +129,7 @@ def test_entropies_and_distances_are_means_over_real_queries(trained: Trained) -
                         at = i * (keys - 1) / max(count - 1, 1) if role == "cross" else i
                         entropy = -sum(x * math.log(x) for x in p if x > 0)
                         distance = sum(x * abs(at - j) for j, x in enumerate(p))
-                        sums.setdefault((role, layer), [[] for _ in range(4)])[head].append((entropy, distance))  # type: ignore[arg-type]
+                        sums.setdefault((role, layer), [[] for _ in range(4)])[head].append((entropy, distance))
     for layer in heads.layers:
         expected = torch.tensor(sums[layer.role, layer.layer]).mean(1)  # (H, 2)
         assert layer.entropy is not None
@@ -244,3 +245,19 @@ def test_other_data_is_refused(trained: Trained, tmp_path: Path) -> None:
     assert len(validation_side(trained.run)) == 7
     with pytest.raises(RunError, match="has other pieces or directions than"):
         validation_side(trained.run, other.prepared.folder)
+
+
+@torch.no_grad()
+def test_the_heads_of_a_mix_are_counted_and_switched_off_in_order(trained: Trained) -> None:
+    made = network(trained, encoder="linear:1+full:3")
+    (_, _, attention), *_ = attentions_of(made)
+    assert isinstance(attention, MixedHeads)
+    assert LayerHeads("encoder", 1, "linear:1 + full:3", 4) == _LayerSums("encoder", 1, attention).result
+    x = torch.randn(1, 5, 32)
+    linear, full = (part(x).output for part in attention.parts)
+    with switched_off(attention, 0):
+        torch.testing.assert_close(attention(x).output, attention.parts[0].out_proj.bias + full)
+    with switched_off(attention, 3):
+        output = attention(x).output - linear
+    with switched_off(attention.parts[1], 0), switched_off(attention.parts[1], 1):
+        torch.testing.assert_close(full - output, attention.parts[1](x).output)

@@ -35,6 +35,19 @@ def test_roles_that_are_not_named_are_full() -> None:
     )
 
 
+def test_a_plus_before_a_kind_of_heads_is_no_setting() -> None:
+    assert settings("full:2+band:2") == {"attention": {"name": "full:2+band:2"}}
+    found = settings("full:2 + band:2[band.window_radius=16]@encoder+norm=post+heads=4")
+    assert found == {
+        "attention": {"encoder": "full:2+band:2", "options": {"band.window_radius": 16}},
+        "model": {"norm": "post", "heads": 4},
+    }
+    entries = parse_entries(split("full:2+band:2,linear:1+full:3+reversible"))
+    assert [entry.name for entry in entries] == ["full:2+band:2", "linear:1+full:3+reversible"]
+    assert entries[1].settings["model"] == {"reversible": True}
+    assert family(make_recipe(entries[0].settings)) == "heads"
+
+
 def test_commas_in_brackets_do_not_split() -> None:
     assert split("full, band[window_radius=3,positions=rotary],linear@cross,") == [
         "full", "band[window_radius=3,positions=rotary]", "linear@cross",
@@ -66,6 +79,9 @@ def test_all_are_every_mechanism_full_first_and_the_same_twice_is_one() -> None:
         ("band[", "cannot understand the entry 'band\\['"),
         ("band+nrom=post", "did you mean 'norm'"),
         ("band+name=x", "no setting 'name'"),
+        ("full:2+band", "'full:2' must have two kinds or more"),
+        ("full:2+bnd:2", "did you mean 'band'"),
+        ("full:2+average:2", "attention 'average' is a whole layer"),
         ("band+dropout=[1", "not a YAML value"),
         ({"seed": 3}, "cannot set 'seed'"),
         ({"modle": {}}, "did you mean 'model'"),

@@ -3,9 +3,13 @@
 from typing import Any
 
 import pytest
+import torch
 
+from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.kernels.pattern import Band
+from mtkit.attention.sparse.band import BandAttention
 from mtkit.errors import MtkitError
-from mtkit.model.build import choose, describe_attention, label_attention
+from mtkit.model.build import build_model, choose, describe_attention, label_attention
 from mtkit.model.network import build_stack
 from mtkit.recipe import AttentionSettings, ModelSettings, Recipe, make_recipe
 
@@ -58,6 +62,56 @@ def test_what_is_set_for_one_role_holds_there_in_any_order(option: str, one: obj
 def test_positions_across_are_for_who_names_that_role() -> None:
     chosen = choose(AttentionSettings(options={"positions": "rotary", "cross.positions": "shaw"}), LAYERS)
     assert [chosen[role][0].options["positions"] for role in LAYERS] == ["rotary", "rotary", "shaw"]
+
+
+@pytest.mark.parametrize(
+    ("options", "radius"),
+    [
+        ({"window_radius": 3}, (3, 3)),
+        ({"band.window_radius": 4, "window_radius": 3}, (4, 4)),
+        ({"decoder.window_radius": 5, "window_radius": 3}, (3, 5)),
+        ({"decoder.band.window_radius": 6, "band.window_radius": 4}, (4, 6)),
+    ],
+)
+def test_options_of_one_kind_of_heads(options: dict[str, object], radius: tuple[int, int]) -> None:
+    recipe = make_recipe({"attention": {"name": "full:2+band:2", "options": options}})
+    model = build_model(recipe, source_vocabulary=9, target_vocabulary=9)
+    for role, expected in zip(("encoder", "decoder"), radius, strict=True):
+        bands = [one for _, one in model.attentions() if one.site.role == role and isinstance(one, BandAttention)]
+        assert len(bands) == 2
+        assert all(band.groups[0].pattern == Band(expected, expected) for band in bands)
+
+
+def test_slots_of_one_kind_of_heads_and_of_all() -> None:
+    options = {"full.positions": "rotary", "band.merge": "gated", "projection": "multi-query"}
+    recipe = make_recipe({"attention": {"encoder": "full:2+band:2", "options": options}})
+    model = build_model(recipe, source_vocabulary=9, target_vocabulary=9)
+    parts = [one for _, one in model.attentions() if one.site.role == "encoder" and isinstance(one, HeadAttention)]
+    assert [part.positions is None for part in parts] == [False, True] * 2
+    assert [part.merge is None for part in parts] == [True, False] * 2
+    assert [part.projection.key_heads for part in parts] == [1] * 4
+
+
+def test_a_mix_with_other_heads_than_the_model_is_refused_before_it_is_built() -> None:
+    with pytest.raises(MtkitError, match=r"'full:4\+band:4' has 8 heads, and the model 4"):
+        label_attention(make_recipe({"attention": {"name": "full:4+band:4"}}))
+    recipe = make_recipe({"attention": {"name": "full:4 + band:4"}, "model": {"heads": 8}})
+    assert label_attention(recipe) == "full-4+band-4"
+    assert describe_attention(recipe) == "encoder full:4+band:4, decoder full:4+band:4, cross full"
+
+
+def test_weights_pass_between_full_and_a_mix() -> None:
+    full, mix, back = (
+        build_model(make_recipe({"attention": {"name": name}, "seed": seed}), source_vocabulary=9, target_vocabulary=9)
+        for seed, name in enumerate(("full", "full:1+full:3", "full"))
+    )
+    assert mix.adopt(full.state_dict()) == []
+    source, target = torch.tensor([[4, 5, 6, 2]]), torch.tensor([[1, 5, 7]])
+    with torch.no_grad():
+        hidden = [model.eval().decode(model.encode(source), target, None).hidden for model in (full, mix)]
+    torch.testing.assert_close(hidden[0], hidden[1], atol=1e-5, rtol=1e-5)
+    assert back.adopt(mix.state_dict()) == []
+    assert all(torch.equal(value, back.state_dict()[name]) for name, value in full.state_dict().items())
 
 
 def test_the_number_of_tasks_reaches_those_that_are_conditioned_on_one_unless_the_recipe_sets_it() -> None:

@@ -20,6 +20,7 @@ class HeadAttention(Attention):
     """
 
     slots = combining(*SLOTS)
+    mixes = True
 
     def __init__(self, site: Site, projection: Projection | None = None) -> None:
         """`projection` is given by a mechanism that has its own and does not take that slot."""

@@ -64,6 +64,7 @@ class Luna(HeadAttention):
     paper = "Ma et al. 2021, arXiv 2106.01540"
     complexity = "O(T l)"
     growth = 1
+    mixes = False
     sequential_operations = "O(1)"
     longest_path = "O(1)"
     # not em-routing: it multiplies the heads' rounding errors, which no softmax over time bounds in the decoder

@@ -44,6 +44,7 @@ class SetTransformer(HeadAttention):
     paper = "Lee et al. 2019, arXiv 1810.00825"
     complexity = "O(T m)"
     growth = 1
+    mixes = False
     sequential_operations = "O(1)"
     longest_path = "O(1)"
     slots = combining("merge", regularizer={"disagreement"})

@@ -52,6 +52,7 @@ class Sac(HeadAttention):
     paper = "Li et al. 2020, arXiv 2003.09833"
     complexity = "O(T k), O(T² k) to predict"
     growth = 2
+    mixes = False
     sequential_operations = "O(k)"
     longest_path = "by content"
     unrounded = True

@@ -44,7 +44,7 @@ class Collaborative(Projection):
         mixing_init: Annotated[str, OneOf(MIXING)] = "concat",
     ) -> None:
         super().__init__(site)
-        self.shared = shared_dim or site.d_model
+        self.shared = shared_dim or site.heads_width
         # the content bias is also computed as a product, with one more key channel per head, which only its query reads
         self.key_width = self.shared + site.heads
         self.key_heads = 1

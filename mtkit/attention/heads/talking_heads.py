@@ -97,18 +97,18 @@ def _mixed(x: Tensor, mix: Tensor) -> Tensor:
 
 
 class _HeadNumbers(Projection):
-    """A projection with its own numbers of key heads and of value heads, each dividing the model's width equally."""
+    """A projection with its own numbers of key and value heads, each dividing the width of all heads equally."""
 
     def __init__(self, site: Site, key_heads: int, value_heads: int) -> None:
         """Raises: MtkitError if they do not divide the width."""
         super().__init__(site)
         for option, heads in (("key_heads", key_heads), ("value_heads", value_heads)):
-            if site.d_model % heads:
-                raise refused(option, heads, f"divide the model's width {site.d_model}")
+            if site.heads_width % heads:
+                raise refused(option, heads, f"divide the width of all heads, {site.heads_width}")
         self.heads = self.key_heads = key_heads
         self.value_heads = value_heads
-        self.key_width = site.d_model // key_heads
-        self.value_width = site.d_model // value_heads
+        self.key_width = site.heads_width // key_heads
+        self.value_width = site.heads_width // value_heads
 
     @property
     def joined_width(self) -> int:

@@ -66,6 +66,7 @@ class Bp(HeadAttention):
     paper = "Ye et al. 2019, arXiv 1911.04070"
     complexity = "O(T k log T)"
     growth = 1
+    mixes = False
     sequential_operations = "O(1)"
     longest_path = "O(1)"
     slots = WITHOUT_SCORES

@@ -98,6 +98,7 @@ class Etc(HeadAttention):
     paper = "Ainslie et al. 2020, arXiv 2004.08483"
     complexity = "O(T (r + g))"
     growth = 1
+    mixes = False
     sequential_operations = "O(1)"
     longest_path = "O(1)"
     slots = WITHOUT_SCORES

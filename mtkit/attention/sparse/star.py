@@ -69,6 +69,7 @@ class Star(HeadAttention):
     paper = "Guo et al. 2019, arXiv 1902.09113"
     complexity = "O(T)"
     growth = 1
+    mixes = False
     sequential_operations = "O(1)"
     longest_path = "O(1)"
     slots = WITHOUT_SCORES
