@@ -67,7 +67,7 @@ def attention(
       mtkit plot attention --source "The boy sleeps."
       mtkit plot attention --name rnn --source "The boy sleeps." --target "Der Junge schläft." --output map.png
     """
-    _check_matplotlib()
+    check_matplotlib()
     from mtkit.evaluation.plots import draw_attention
     from mtkit.storage.files import check_outputs, inside
 
@@ -105,7 +105,7 @@ def output(
       mtkit plot output --source "The boy sleeps." --target "Der Junge schläft." --top 10
     """
     if not as_json:
-        _check_matplotlib()
+        check_matplotlib()
 
     from dataclasses import asdict
 
@@ -177,7 +177,7 @@ def learned(
       mtkit plot learned --segments 0 --json
     """
     if not as_json:
-        _check_matplotlib()
+        check_matplotlib()
 
     from mtkit.device import find_device
     from mtkit.evaluation.heads import examine, validation_side
@@ -236,7 +236,7 @@ def positions(
       mtkit plot positions
       mtkit plot positions --preset base --dimension 4 --dimension 5 --dimension 6
     """
-    _check_matplotlib()
+    check_matplotlib()
 
     from mtkit.evaluation.positions import draw_positions, encodings_of
     from mtkit.model.build import build_model
@@ -258,7 +258,7 @@ def positions(
     typer.echo("\n".join([*(encoding.name for encoding in encodings), "", str(output)]))
 
 
-def _check_matplotlib() -> None:
+def check_matplotlib() -> None:
     """Raises: MtkitError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401

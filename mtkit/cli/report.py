@@ -30,8 +30,8 @@ def report(
     """Write one page about runs that have translated.
 
     The page shows the settings that differ, curves, speeds, scores with intervals and paired tests, scores by source
-    length, the best and worst segments, the attention to the source with word alignments, and the commands. It is one
-    file, in light and dark, and loads nothing from the network. The first run is the baseline.
+    length and of documents, the best and worst segments, the attention to the source with word alignments, and the
+    commands. It is one file, in light and dark, and loads nothing from the network. The first run is the baseline.
 
     \b
     Examples:

@@ -12,6 +12,8 @@ from mtkit.errors import MtkitError
 if TYPE_CHECKING:
     from mtkit.evaluation.contrastive_files import ContrastiveFile
     from mtkit.evaluation.gold_alignments import GoldLinks, Link
+    from mtkit.evaluation.systems import Translated
+    from mtkit.recipe.recipe import ScoringSettings
     from mtkit.runs import Run
 
 MODEL = {"direction", "checkpoint", "device", "threads"}
@@ -22,6 +24,9 @@ CONTRASTIVE = {"contrastive", "source_context", "target_context", "documents", "
 
 GOLD = {"gold_alignments", "one_based"}
 """Options of gold alignments only."""
+
+DOCUMENTS = {"document_ids", "output"}
+"""Options of scores of documents only."""
 
 OF_ALL = {"run", "name", "as_json"}
 
@@ -48,7 +53,9 @@ def score(
     ] = None,
     source: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Source of --hypothesis, for --by-length, or of --gold-alignments."),
+        typer.Option(
+            metavar="FILE", help="Source of --hypothesis, for --by-length and --documents, or of --gold-alignments."
+        ),
     ] = None,
     side: Annotated[
         list[str] | None,
@@ -98,7 +105,20 @@ def score(
     ] = None,
     documents: Annotated[
         bool | None,
-        typer.Option("--documents/--sentences", help="Use the contexts of --contrastive.  [default: as trained]"),
+        typer.Option(
+            "--documents/--sentences",
+            help="Score whole documents; with --contrastive, use its contexts.  [default: lines; contexts as trained]",
+        ),
+    ] = None,
+    document_ids: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Document ids of the lines, for --documents, one per line.  [default: the run's; blank lines]",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Picture (PNG) of the scores by position of --documents.")
     ] = None,
     length_penalty: Annotated[
         float | None, typer.Option(min=0, help="Exponent of length normalisation of --contrastive.  [default: 0]")
@@ -127,6 +147,11 @@ def score(
     the baseline: the others are printed with their difference from it and p-values by paired bootstrap and approximate
     randomisation. The sacrebleu command computes the same scores from the same files.
 
+    --documents prints BLEU and chrF of documents, the lines of each joined to one segment (d-BLEU), with intervals and
+    tests over documents; scores by the number of the line in its document; and the consistency of terms: of all pairs
+    of occurrences of a source word in a document, the percentage that is translated alike, beside the reference's.
+    Words are linked by a statistical model of the same lines. A blank line or a changed id ends a document.
+
     --contrastive prints how often the right translation has a higher log-probability than each wrong one, by label. A
     line is {"source": "...", "right": "...", "wrong": ["..."]}; optional are the sentences before it, "source_context"
     and "target_context": ["...", ...], and "labels": {"kind": "pronoun", "distance": 4}. Intervals are Wilson's; runs
@@ -140,6 +165,8 @@ def score(
       mtkit score
       mtkit score --name one --name two
       mtkit score --hypothesis out.de --reference test.de
+      mtkit score --documents --name one --name two --output positions.png
+      mtkit score --documents --document-ids ids --source test.en --hypothesis out.de --reference test.de
       mtkit score --contrastive pronouns.jsonl --name one --name two
       mtkit score --gold-alignments links --source text.en --reference text.de
     """
@@ -159,57 +186,7 @@ def score(
         use_threads(threads)
         typer.echo(_score_links(options))
         return
-    from mtkit.data.resolve import with_languages
-    from mtkit.evaluation.report import score_side, side_object, sides_text
-    from mtkit.evaluation.significance import TESTS
-    from mtkit.evaluation.systems import Translated, run_sides
-    from mtkit.recipe import load_recipe
-    from mtkit.runs import find_runs
-    from mtkit.storage.files import json_text
-    from mtkit.text.languages import languages_of
-
-    sides: list[tuple[str | None, list[Translated]]]
-    if hypothesis or reference or source:
-        if run or name or side:
-            raise MtkitError(
-                "--hypothesis, --reference and --source do not combine with --run, --name and --side; leave these out"
-            )
-        if not hypothesis or not reference:
-            raise MtkitError("--hypothesis and --reference go together; give both, or neither for a run's translations")
-        sides = [(None, [Translated(str(file), file, tuple(reference), source) for file in hypothesis])]
-        chosen = load_recipe(recipe)
-        settings = chosen.scoring
-        if recipe is not None and target_language is None:
-            first, *others = with_languages(chosen.data)[0].directions
-            target_language = None if others else languages_of(first)[1]
-    else:
-        runs = find_runs(run, name)
-        target_language = target_language or runs[0].target_language
-        sides = list(run_sides(runs, side or []).items())
-        settings = load_recipe(recipe).scoring if recipe else runs[0].recipe.scoring
-    scored = [
-        score_side(
-            side_name,
-            files,
-            metrics=metric or settings.metrics,
-            tests=paired_test or TESTS,
-            lengths=by_length,
-            language=target_language,
-            tokenize=settings.tokenize if tokenize is None else tokenize,
-            lowercase=settings.lowercase if lowercase is None else lowercase,
-            progress=through,
-        )
-        for side_name, files in sides
-    ]
-    for message in dict.fromkeys(message for scores in scored for message in scores.notes):
-        note(message)
-    if as_json:
-        objects = [side_object(scores) for scores in scored]
-        first = objects[0]["systems"][0]
-        short = {key: first[key] for key in ("hypothesis", "references", "scores")}
-        typer.echo(json_text({**short, "sides": objects}, indent=2, ensure_ascii=False))
-    else:
-        typer.echo(sides_text(scored))
+    typer.echo(_score_texts(options))
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -224,7 +201,12 @@ def _check_options(options: dict[str, Any]) -> None:
         wrong, why = chosen - GOLD - texts - {"paired_test", "as_json"}, "does not go with --gold-alignments"
         why += " of --hypothesis" if "hypothesis" in chosen else ""
     else:
-        wrong, why = chosen & (CONTRASTIVE | GOLD | MODEL), "applies to --contrastive or --gold-alignments only"
+        others = CONTRASTIVE | GOLD | MODEL
+        wrong, why = chosen & others, "applies to --contrastive or --gold-alignments only"
+        if options["documents"]:
+            wrong, why = chosen & (others | {"by_length"}) - {"documents"}, "does not go with --documents"
+        elif chosen & DOCUMENTS:
+            wrong, why = chosen & DOCUMENTS, "applies to --documents only"
     for name in options:
         if name in wrong:
             raise MtkitError(f"--{name.replace('_', '-')} {why}; leave it out")
@@ -233,6 +215,88 @@ def _check_options(options: dict[str, Any]) -> None:
         raise MtkitError("--gold-alignments needs --source FILE and one --reference FILE, the text that was annotated")
     if len(chosen & {"source_context", "target_context"}) == 1:
         raise MtkitError("--source-context and --target-context go together; give both, or neither")
+
+
+def _score_texts(options: dict[str, Any]) -> str:
+    """Score translations of runs or of files; print notes, draw the picture; return the tables or the JSON object."""
+    from mtkit.evaluation.documents import document_metrics, draw_by_position
+    from mtkit.evaluation.report import score_side, side_object, sides_text
+    from mtkit.evaluation.significance import TESTS
+    from mtkit.storage.files import check_outputs, json_text
+
+    output: Path | None = options["output"]
+    if output is not None:
+        from mtkit.cli.plot import check_matplotlib
+
+        check_matplotlib()
+        texts = [*(options["hypothesis"] or []), *(options["reference"] or [])]
+        check_outputs([output], [*texts, *filter(None, (options["source"], options["document_ids"]))])
+    sides, settings, language = _texts(options)
+    metrics = options["metric"] or settings.metrics
+    scored = [
+        score_side(
+            side_name,
+            files,
+            metrics=document_metrics(options["metric"], settings.metrics) if options["documents"] else metrics,
+            tests=options["paired_test"] or TESTS,
+            lengths=options["by_length"],
+            documents=bool(options["documents"]),
+            language=language,
+            tokenize=settings.tokenize if options["tokenize"] is None else options["tokenize"],
+            lowercase=settings.lowercase if options["lowercase"] is None else options["lowercase"],
+            progress=through,
+        )
+        for side_name, files in sides
+    ]
+    for message in dict.fromkeys(message for scores in scored for message in scores.notes):
+        note(message)
+    if output is not None:
+        draw_by_position([side.by_position for side in scored], output)
+        note(f"picture: {output}")
+    if not options["as_json"]:
+        return sides_text(scored)
+    objects = [side_object(scores) for scores in scored]
+    first = objects[0]["systems"][0]
+    short = {key: first[key] for key in ("hypothesis", "references", "scores")}
+    return json_text({**short, "sides": objects}, indent=2, ensure_ascii=False)
+
+
+def _texts(
+    options: dict[str, Any],
+) -> "tuple[list[tuple[str | None, list[Translated]]], ScoringSettings, str | None]":
+    """Return the files of each side, the settings, and the target language if it is known."""
+    from dataclasses import replace
+
+    from mtkit.data.resolve import with_languages
+    from mtkit.evaluation.systems import Translated, run_sides
+    from mtkit.recipe import load_recipe
+    from mtkit.runs import find_runs
+    from mtkit.text.languages import languages_of
+
+    hypothesis, reference, source = options["hypothesis"], options["reference"], options["source"]
+    recipe, language, ids = options["recipe"], options["target_language"], options["document_ids"]
+    sides: list[tuple[str | None, list[Translated]]]
+    if hypothesis or reference or source:
+        if options["run"] or options["name"] or options["side"]:
+            raise MtkitError(
+                "--hypothesis, --reference and --source do not combine with --run, --name and --side; leave these out"
+            )
+        if not hypothesis or not reference:
+            raise MtkitError("--hypothesis and --reference go together; give both, or neither for a run's translations")
+        sides = [(None, [Translated(str(file), file, tuple(reference), source) for file in hypothesis])]
+        chosen = load_recipe(recipe)
+        settings = chosen.scoring
+        if recipe is not None and language is None:
+            first, *others = with_languages(chosen.data)[0].directions
+            language = None if others else languages_of(first)[1]
+    else:
+        runs = find_runs(options["run"], options["name"])
+        language = language or runs[0].target_language
+        sides = list(run_sides(runs, options["side"] or []).items())
+        settings = load_recipe(recipe).scoring if recipe else runs[0].recipe.scoring
+    if ids is not None:
+        sides = [(name, [replace(file, documents=ids) for file in files]) for name, files in sides]
+    return sides, settings, language
 
 
 def _score_contrastive(

@@ -5,6 +5,7 @@ translations/test.nbest.txt      all translations of each segment, if there are 
 translations/test.source.txt     the source segments
 translations/test.reference.txt  the reference translations
 translations/test.direction.txt  the direction of each segment, as en-fr, if the data has several
+translations/test.docids.txt     the id of each segment's document, if the data was prepared by documents
 translations/test.json           settings, checkpoint, time and speed; written last, so that it marks a complete set
 
 `test` is the name of the side: a test side in the recipe, or `valid`.
@@ -127,7 +128,7 @@ def files_of(run: Run, side: str) -> dict[str, Path]:
 
     Raises: MtkitError if one of them, or their folder, is a link.
     """
-    ends = ("txt", "nbest.txt", "source.txt", "reference.txt", "direction.txt", "json")
+    ends = ("txt", "nbest.txt", "source.txt", "reference.txt", "direction.txt", "docids.txt", "json")
     return {end: inside(run.folder, TRANSLATIONS, f"{side}.{end}") for end in ends}
 
 
@@ -147,6 +148,7 @@ def save(
     _write_lines(files["reference.txt"], side.references)
     optional = {
         "direction.txt": side.directions.names_of_lines() if side.directions and len(side.directions.names) > 1 else [],
+        "docids.txt": [str(document) for document in side.documents.ids] if side.documents else [],
         "nbest.txt": list(n_best_lines(translations)) if len(translations[0]) > 1 else [],
     }
     for suffix, lines in optional.items():

@@ -4,12 +4,13 @@ Output of scores: tables for people, JSON objects for programs.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mtkit.evaluation.scores import METRICS, Score, doubt, missing_tokenizer, named_metrics, told_apart
+from mtkit.evaluation.documents import DocumentScores, PositionRow, document_rows, document_scores, joined
+from mtkit.evaluation.scores import METRICS, RESAMPLES, Score, doubt, missing_tokenizer, named_metrics, told_apart
 from mtkit.evaluation.significance import TESTS, Comparison, Difference, compare_systems
 from mtkit.evaluation.statistics import LengthRow, by_length, gather
 from mtkit.evaluation.systems import Translated, read_texts
@@ -28,6 +29,7 @@ class SideScores:
     """Name of the side; None for files without a run."""
     files: list[Translated]
     segments: int
+    """Number of segments; with `documents`, each document is one."""
     overall: Comparison
     directions: dict[str, tuple[int, Comparison]]
     """Segments and scores by direction; empty if there is only one direction."""
@@ -35,6 +37,13 @@ class SideScores:
     """Scores by source length for each system; empty if not requested."""
     notes: list[str]
     """Warnings: tokenised text, or a tokenizer that is not installed or does not seem to fit the text."""
+    documents: DocumentScores | None = None
+    """Other scores of documents; None if the segments are lines."""
+
+    @property
+    def by_position(self) -> tuple[str, list[str], list[list[PositionRow]]]:
+        """The side's name, its systems and their scores by position in the document, for a picture."""
+        return self.name or "", [file.system for file in self.files], self.documents.positions if self.documents else []
 
 
 def score_side(
@@ -44,6 +53,7 @@ def score_side(
     metrics: Sequence[str] = METRICS,
     tests: Sequence[str] = TESTS,
     lengths: bool = False,
+    documents: bool = False,
     language: str | None = None,
     tokenize: str | None = None,
     lowercase: bool = False,
@@ -51,28 +61,40 @@ def score_side(
 ) -> SideScores:
     """Score a side's translations; `lengths` adds scores by source length, which require the sources.
 
+    `documents` scores whole documents instead of lines, adds scores by position in the document and, if the source is
+    known, the consistency of terms (`mtkit.evaluation.documents`). The metrics are then BLEU, chrF or both.
+
     `language` is the target language of all segments. With None, it is taken from the file of directions, or unknown if
     there is no such file.
 
     Raises: DataError and MtkitError as `read_texts`, `named_metrics` and `compare_systems` do.
     """
     named_metrics(metrics, tokenize=tokenize)  # raises for unknown names before files are read
-    texts = read_texts(files, sources=lengths)
-    segments = len(texts.hypotheses[0])
+    texts = lines = read_texts(files, sources=lengths, documents=documents)
     targets = (
-        [None] * segments
-        if texts.directions is None
-        else [languages_of(direction)[1] for direction in texts.directions]
+        [None] * len(lines.hypotheses[0])
+        if lines.directions is None
+        else [languages_of(direction)[1] for direction in lines.directions]
     )
-    languages, kinds = told_apart(targets if language is None else [language] * segments)
+    languages, kinds = told_apart(targets if language is None else [language] * len(targets))
+    kinds_of_lines, rows_of_documents = kinds, list[list[int]]()
+    if documents:
+        rows_of_documents = document_rows(lines, files[0].source or files[0].references[0])
+        texts, kinds = joined(lines, rows_of_documents), kinds[[rows[0] for rows in rows_of_documents]]
+    segments = len(texts.hypotheses[0])
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
     chosen = named_metrics(metrics, languages, **options)
     bleu = named_metrics(["BLEU"], languages, **options) if lengths else []
     systems = [
         gather(chosen, hypothesis, texts.references, kinds=kinds, progress=progress) for hypothesis in texts.hypotheses
     ]
+    found = None
+    if documents:
+        systems = [[replace(each, name=f"d-{each.name}") for each in system] for system in systems]
+        terms, found = document_scores(lines, rows_of_documents, chosen, kinds_of_lines, progress)
+        systems = [[*system, *more] for system, more in zip(systems, terms, strict=True)]
     rows = []
-    if texts.sources is not None:
+    if lengths and texts.sources is not None:
         for hypotheses, system in zip(texts.hypotheses, systems, strict=True):
             known = [of_metric for of_metric in system if of_metric.name == "BLEU"]
             (ratio,) = known or gather(bleu, hypotheses, texts.references, kinds=kinds, progress=progress)
@@ -84,18 +106,22 @@ def score_side(
             picked = all_directions == direction
             part = [[of_metric.of(picked) for of_metric in system] for system in systems]
             by_direction[direction] = int(picked.sum()), compare_systems(part, tests=tests, progress=progress)
-    lines_by_path = {str(file.hypothesis): lines for file, lines in zip(files, texts.hypotheses, strict=True)}
-    lines_by_path |= {str(path): lines for path, lines in zip(files[0].references, texts.references, strict=True)}
-    overall = compare_systems(systems, tests=tests, progress=progress)
+    lines_by_path = {str(file.hypothesis): each for file, each in zip(files, lines.hypotheses, strict=True)}
+    lines_by_path |= {str(path): each for path, each in zip(files[0].references, lines.references, strict=True)}
+    resamples = 0 if documents and segments == 1 else RESAMPLES  # a single document has no interval over documents
+    overall = compare_systems(systems, tests=tests, resamples=resamples, progress=progress)
     has_bleu = any(name == "BLEU" for name, _ in chosen)
     notes = [missing_tokenizer(languages, tokenize) if has_bleu else None]
     notes += [
         f"{path} begins with a byte order mark, which mtkit skips; the sacrebleu command counts it as text"
         for path in texts.marked
     ]
-    for path, lines in lines_by_path.items():
-        if _looks_tokenised(lines):
+    for path, of_path in lines_by_path.items():
+        if _looks_tokenised(of_path):
             notes.append(f"lines of {path} end in ' .' as tokenised text does; BLEU expects detokenised text")
+    if found is not None and found.reference is None:
+        why = "no term occurs twice in a document" if lines.sources else "the source is unknown; give it with --source"
+        notes.append(f"no consistency of terms: {why}")
     if has_bleu and (place := _without_words(texts.references, languages, kinds, tokenize)) is not None:
         notes.append(
             f"{files[0].references[place]} has no spaces between words, so BLEU's tokenizer 13a counts phrases as "
@@ -113,6 +139,7 @@ def score_side(
         by_direction,
         rows,
         [note for note in notes if note],
+        found,
     )
 
 
@@ -205,8 +232,11 @@ def sides_text(sides: Sequence[SideScores]) -> str:
     if len(files) > 1:
         parts.append(f"difference: the score minus the score of {files[0].system}; * if all p-values are below {SURE}")
     for side in sides:
+        name = [side.name] if side.name and len(sides) > 1 else []
         if side.lengths:
-            parts.append("\n".join([*([side.name] if side.name and len(sides) > 1 else []), _length_table(side)]))
+            parts.append("\n".join([*name, _length_table(side)]))
+        if side.documents is not None:
+            parts.append("\n".join([*name, *_document_parts(side)]))
     return "\n\n".join(parts)
 
 
@@ -229,12 +259,52 @@ def side_text(side: SideScores) -> str:
         parts.append(f"difference: {names} minus {side.files[0].system}; p is two-sided, * below {SURE}")
     if side.lengths:
         parts.append(_length_table(side))
-    return "\n\n".join([_title(side), *parts])
+    return "\n\n".join([_title(side), *parts, *_document_parts(side)])
 
 
 def _title(side: SideScores) -> str:
     hypotheses = ", ".join(str(file.hypothesis) for file in side.files)
-    return f"{hypotheses} against {', '.join(map(str, side.files[0].references))}"
+    title = f"{hypotheses} against {', '.join(map(str, side.files[0].references))}"
+    if side.documents is None:
+        return title
+    return f"{title}, {side.segments:,} documents of {side.documents.lines:,} lines in all"
+
+
+def _document_parts(side: SideScores) -> list[str]:
+    """Return a line on term consistency, if it is known, and a table with a line for each position and system."""
+    if side.documents is None:
+        return []
+    heads, rows = position_table(side)
+    if len(side.files) == 1:
+        rows = [[*row[:3], "", *row[4:]] for row in rows]
+    about = consistency_of_reference(side.documents, [file.system for file in side.files])
+    return [*([about] if about else []), _table(heads, rows)]
+
+
+def consistency_of_reference(found: DocumentScores, names: Sequence[str]) -> str:
+    """Return what consistency is, its value for the reference, and the pairs it counts; empty if there is none."""
+    if found.reference is None:
+        return ""
+    interval = _interval(found.reference)
+    pairs = ", ".join(f"{name} {count:,}" for name, count in zip(["reference", *names], found.pairs, strict=True))
+    return (
+        "consistency: pairs of occurrences of a source word in a document that are translated alike, in per cent; the "
+        f"reference has {found.reference.value:.2f}{interval and f' ({interval})'}; pairs: {pairs}"
+    )
+
+
+def position_table(side: SideScores) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and rows of a table of scores by position: a row for each position and system, its name 4th."""
+    assert side.documents is not None
+    names, rows = list(side.documents.positions[0][0].scores), []
+    for of_position in zip(*side.documents.positions, strict=True):
+        for files, row in zip(side.files, of_position, strict=True):
+            interval = "" if row.low is None else f"{row.low:.2f} to {row.high:.2f}"
+            first, *others = _numbers(row, names)
+            about = [row.name, f"{row.segments:,}", f"{row.documents:,}", files.system]
+            rows.append([*about, first, interval, *others])
+    heads = ["line in document", "lines", "documents", "system", names[0], "95% interval", *names[1:], "length ratio"]
+    return heads, rows
 
 
 def side_object(side: SideScores) -> dict[str, Any]:
@@ -256,7 +326,18 @@ def side_object(side: SideScores) -> dict[str, Any]:
                 ],
             }
         )
-    return {"name": side.name, "segments": side.segments, "systems": systems}
+        if side.documents is not None:
+            rows = side.documents.positions[number]
+            systems[-1]["by_position"] = [{"lines": row.name, **asdict(row)} for row in rows]
+    if side.documents is None:
+        return {"name": side.name, "segments": side.segments, "systems": systems}
+    reference = side.documents.reference
+    about = {
+        "lines": side.documents.lines,
+        "consistency_of_reference": reference and asdict(reference),
+        "pairs": side.documents.pairs,
+    }
+    return {"name": side.name, "segments": side.segments, "documents": about, "systems": systems}
 
 
 def _system_object(comparison: Comparison, number: int) -> dict[str, Any]:

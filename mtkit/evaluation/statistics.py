@@ -231,13 +231,18 @@ def by_length(sources: Sequence[str], statistics: Sequence[Statistics], bleu: St
     `statistics` belong to the metrics to show. `bleu` gives the length ratio. Words are counted by
     `mtkit.decoding.word_alignment`: words between spaces, or characters in scripts without spaces.
     """
-    lengths = np.array([len(words(source)) for source in sources])
     rows = []
-    for least, most in [(0, 0), *zip([1, *(upper + 1 for upper in UPPER)], [*UPPER, None], strict=True)]:
-        in_bucket = lengths >= least if most is None else (lengths >= least) & (lengths <= most)
-        if segments := int(in_bucket.sum()):
-            scores = {statistic.name: float(statistic.result(in_bucket).score) for statistic in statistics}
-            tokens = bleu.result(in_bucket)
-            ratio = tokens.sys_len / tokens.ref_len if tokens.ref_len else None
-            rows.append(LengthRow(least, most, segments, scores, ratio))
+    for least, most, in_bucket in in_buckets(np.array([len(words(source)) for source in sources])):
+        scores = {statistic.name: float(statistic.result(in_bucket).score) for statistic in statistics}
+        tokens = bleu.result(in_bucket)
+        ratio = tokens.sys_len / tokens.ref_len if tokens.ref_len else None
+        rows.append(LengthRow(least, most, int(in_bucket.sum()), scores, ratio))
     return rows
+
+
+def in_buckets(numbers: NDArray[np.intp]) -> Iterator[tuple[int, int | None, NDArray[np.bool_]]]:
+    """Yield least, most and members of each bucket of UPPER that has members; 0 has a bucket of its own."""
+    for least, most in [(0, 0), *zip([1, *(upper + 1 for upper in UPPER)], [*UPPER, None], strict=True)]:
+        members = numbers >= least if most is None else (numbers >= least) & (numbers <= most)
+        if members.any():
+            yield least, most, members

@@ -25,6 +25,8 @@ class Translated:
     source: Path | None = None
     direction: Path | None = None
     """File with the direction of each line, e.g. en-fr."""
+    documents: Path | None = None
+    """File with the id of each line's document."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class SystemTexts:
     references: list[list[str]]
     sources: list[str] | None
     directions: list[str] | None
+    documents: list[str] | None
+    """Document id of each line; None if unknown or not wanted."""
     marked: list[Path]
     """Translation and reference files that begin with a byte order mark."""
 
@@ -73,10 +77,11 @@ def system_names(runs: Sequence[Run]) -> list[str]:
     return names if len(folders) <= len(set(names)) else [str(run.folder) for run in runs]
 
 
-def read_texts(files: Sequence[Translated], *, sources: bool = False) -> SystemTexts:
+def read_texts(files: Sequence[Translated], *, sources: bool = False, documents: bool = False) -> SystemTexts:
     """Read the files of several systems, and check that all have the same references and sources.
 
-    `sources` makes the sources required; known sources are compared in any case.
+    `sources` makes the sources required; known sources are compared in any case. `documents` reads the sources if they
+    are known, and the document ids of the first system that has them.
 
     Raises: DataError for files that cannot be read, differ in their number of lines, or differ between systems;
     MtkitError if the sources are required but unknown.
@@ -104,11 +109,13 @@ def read_texts(files: Sequence[Translated], *, sources: bool = False) -> SystemT
             _same([first.source], [file.source])
     if sources and first.source is None:
         raise MtkitError(f"the source of {first.hypothesis} is unknown; give it with --source")
+    ids = next((file.documents for file in files if file.documents is not None), None)
     return SystemTexts(
         hypotheses,
         references,
-        _beside(first.hypothesis, first.source, len(references[0])) if sources else None,
+        _beside(first.hypothesis, first.source, len(references[0])) if sources or documents else None,
         _beside(first.hypothesis, first.direction, len(references[0])),
+        _beside(first.hypothesis, ids, len(references[0])) if documents else None,
         marked,
     )
 
@@ -137,12 +144,12 @@ def _translations(run: Run, label: str) -> dict[str, _TranslatedSide]:
     """Return a run's translated sides by name, in order of time. Raises: RunError if there are none."""
     sides: list[_TranslatedSide] = []
     for record in (run.folder / "translations").glob("*.json"):
-        text, reference, source, direction = (
-            record.with_suffix(suffix) for suffix in (".txt", ".reference.txt", ".source.txt", ".direction.txt")
+        text, reference, source, direction, documents = (
+            record.with_suffix(f"{suffix}.txt") for suffix in ("", ".reference", ".source", ".direction", ".docids")
         )
         if not reference.exists():
             continue
-        files = Translated(label, text, (reference,), _if_there(source), _if_there(direction))
+        files = Translated(label, text, (reference,), *map(_if_there, (source, direction, documents)))
         about = read_stored(record, _Record, "run `mtkit translate` again", error=RunError)
         sides.append(
             _TranslatedSide(about["finished"], record.stem, about.get("checkpoint"), "ensemble" in about, files)

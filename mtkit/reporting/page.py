@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from math import floor, log10
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from mtkit.errors import RunError
+from mtkit.evaluation.documents import document_metrics
 from mtkit.evaluation.plots import SHOWN, score_lines
-from mtkit.evaluation.report import SideScores, is_many, matrix, score_side
+from mtkit.evaluation.report import (
+    SideScores,
+    consistency_of_reference,
+    is_many,
+    matrix,
+    position_table,
+    score_side,
+)
 from mtkit.evaluation.significance import Difference
 from mtkit.evaluation.systems import run_sides
 from mtkit.reporting.contents import differing, differing_settings, sample_source, shown_attention, shown_segments
@@ -79,18 +87,20 @@ def report_page(runs: Sequence[Run], sides: Sequence[str] = (), progress: Progre
     first = next(iter(files.values()))
     systems = [RunName(translated.system, number % COLOURS) for number, translated in enumerate(first)]
     settings = runs[0].recipe.scoring
+    how: dict[str, Any] = {
+        "language": runs[0].target_language,
+        "tokenize": settings.tokenize,
+        "lowercase": settings.lowercase,
+        "progress": progress,
+    }
     scored = [
-        score_side(
-            name,
-            translated,
-            metrics=settings.metrics,
-            lengths=translated[0].source is not None,
-            language=runs[0].target_language,
-            tokenize=settings.tokenize,
-            lowercase=settings.lowercase,
-            progress=progress,
-        )
+        score_side(name, translated, metrics=settings.metrics, lengths=translated[0].source is not None, **how)
         for name, translated in files.items()
+    ]
+    documents = [
+        score_side(name, translated, metrics=document_metrics(None, settings.metrics), documents=True, **how)
+        for name, translated in files.items()
+        if any(each.documents for each in translated)
     ]
     sample = sample_source(first[0])
     return (
@@ -114,6 +124,7 @@ def report_page(runs: Sequence[Run], sides: Sequence[str] = (), progress: Progre
             signatures=[" ".join(signature) for signature in matrix(scored).signatures],
             scores=[(scores, _scores(scores, systems)) for scores in scored],
             lengths=[(scores, _by_length(scores, systems)) for scores in scored if scores.lengths],
+            documents=[_documents(scores, systems) for scores in documents],
             segments=shown_segments(first),
             differing=differing,
             marked_words=_marked_words,
@@ -278,6 +289,15 @@ def _by_length(side: SideScores, systems: Sequence[RunName]) -> Table:
         for system, row in zip(systems, of_length, strict=True)
     ]
     return Table(["source", "segments", "run", *names, "length ratio"], rows)
+
+
+def _documents(side: SideScores, systems: Sequence[RunName]) -> tuple[SideScores, Table, str, Table]:
+    """Return the scores of documents, a line on the consistency of the reference, and the scores by position."""
+    assert side.documents is not None
+    heads, rows = position_table(side)
+    cells: list[list[Cell]] = [[*row[:3], systems[number % len(systems)], *row[4:]] for number, row in enumerate(rows)]
+    about = consistency_of_reference(side.documents, [file.system for file in side.files])
+    return side, _scores(side, systems), about, Table([*heads[:3], "run", *heads[4:]], cells)
 
 
 def _marked_words(line: str, indices: Collection[int]) -> list[tuple[str, bool]]:

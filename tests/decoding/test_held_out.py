@@ -1,6 +1,7 @@
 """Translations in the run's folder."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,15 @@ def test_directions_are_written_beside(tmp_path: Path) -> None:
     assert directions.read_text() == "en-de\n" * 4 + "en-fr\n" * 5
     save(trained.run, SIDE, [[translation("x")]] * 2, Speed(1.0, 2, 2), {})
     assert not directions.exists()
+
+
+def test_document_ids_are_written_beside(tmp_path: Path) -> None:
+    run, found = Run(tmp_path), [[translation("x")]] * 2
+    path = save(run, replace(SIDE, documents=Documents([4, 7], 50)), found, Speed(1.0, 2, 2), {})
+    ids = path.with_suffix(".docids.txt")
+    assert ids.read_text() == "4\n7\n"
+    save(run, SIDE, found, Speed(1.0, 2, 2), {})
+    assert not ids.exists()
 
 
 def test_a_sample_has_the_first_segments_of_every_corpus(tmp_path: Path) -> None:

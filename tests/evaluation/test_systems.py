@@ -137,3 +137,17 @@ def test_sources_are_compared_even_if_they_are_not_needed(tmp_path: Path) -> Non
     files = [Translated("one", text, (text,), text), Translated("two", text, (text,), other)]
     with pytest.raises(DataError, match=r"text and .*other differ in line 2; compare systems"):
         read_texts(files)
+
+
+def test_document_ids_come_from_the_first_system_that_has_them(run: Run, tmp_path: Path) -> None:
+    other = Run(tmp_path / "two")
+    translated(other, "test", finished="2026-01-02")
+    ids = written(other.folder / "translations" / "test.docids.txt", ["1", "1"])
+    (both,) = run_sides([run, other], ["test"]).values()
+    assert [each.documents for each in both] == [None, ids]
+    texts = read_texts(both, documents=True)
+    assert (texts.documents, texts.sources) == (["1", "1"], LINES)
+    assert read_texts(both).documents is None
+    written(ids, ["1"])
+    with pytest.raises(DataError, match=r"test.txt has 2 lines and .*test.docids.txt has 1"):
+        read_texts(both, documents=True)

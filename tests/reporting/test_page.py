@@ -106,6 +106,19 @@ def test_one_page_says_it_all(folder: Path) -> None:
     assert "data.folder" in one
 
 
+def test_documents_are_scored_too_if_a_run_knows_them(folder: Path) -> None:
+    assert "Documents of" not in typed("one", "two")
+    (folder / "mtkit-runs/two/translations/test.docids.txt").write_text("a\n" * 4 + "b\n" * 3)
+    page = typed("one", "two")
+    tree = Tree()
+    tree.feed(page)
+    shown = " ".join(tree.words)
+    assert "Documents of test" in shown
+    assert "2 documents of 7 lines in all" in shown
+    assert "d-BLEU" in shown
+    assert shown.count("1-10") >= 2
+
+
 def test_text_is_shown_from_the_side_that_its_letters_ask_for(folder: Path) -> None:
     page = typed("one", "two")
     assert set(re.findall("<dd[^>]*>", page)) == {'<dd dir="auto">'}
