@@ -27,7 +27,7 @@ from mtkit.storage.files import write_json
 from mtkit.text.characters import Folding
 from mtkit.text.languages import languages_of
 from mtkit.text.model_file import ModelFile, charsmap_of
-from mtkit.text.tokenizer import BOS, EOS, PAD, SPECIALS, TAGS, UNK, Tokenizer
+from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD, SPECIALS, TAGS, UNK, Tokenizer
 
 HUGGINGFACE = {PAD: "<pad>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
 """Spelling of the special pieces in Hugging Face transformers."""
@@ -151,7 +151,8 @@ def _search(run: Run) -> dict[str, Any]:
         "bos_token_id": BOS,
         "eos_token_id": EOS,
         "decoder_start_token_id": BOS,
-        "suppress_tokens": [PAD, UNK, BOS],
+        # mtkit makes no breaks in the translation of one line; joined lines of a document need them
+        "suppress_tokens": [PAD, UNK, BOS, *([] if run.document_pieces else [BREAK])],
         "num_beams": beam,
         **({"early_stopping": True, "length_penalty": chosen.length_penalty} if beam > 1 else {}),
         **(
