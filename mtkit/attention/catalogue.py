@@ -1,6 +1,8 @@
 """The mechanisms for readers: one table of all, and one page for each."""
 
 import inspect
+import math
+import re
 import sys
 import textwrap
 from typing import Any
@@ -9,6 +11,7 @@ from mtkit.attention.contract import ROLES
 from mtkit.attention.options import declared
 from mtkit.attention.registry import Mechanism, find, mechanisms
 from mtkit.attention.slots import SLOTS
+from mtkit.errors import MtkitError, shown
 from mtkit.terminal import aligned
 
 
@@ -18,6 +21,33 @@ def table() -> str:
     for mechanism in sorted(mechanisms().values(), key=lambda entry: (entry.family, entry.name)):
         rows.append((mechanism.name, mechanism.family, roles(mechanism), mechanism.complexity, mechanism.paper))
     return aligned(rows, left=range(5))
+
+
+def year_table(first: int | None = None, last: int | None = None) -> str:
+    """Return a table of the mechanisms of these years, by year, then by family; those without a year at the end.
+
+    Raises: MtkitError if there is none.
+    """
+    chosen = [
+        mechanism
+        for mechanism in mechanisms().values()
+        if (first is None or (mechanism.year or 0) >= first) and (last is None or (mechanism.year or last + 1) <= last)
+    ]
+    if not chosen:
+        raise MtkitError(f"no mechanism of {'-'.join(str(year) for year in (first, last) if year is not None)}")
+    rows = [("year", "name", "family", "roles", "cost", "paper")]
+    for mechanism in sorted(chosen, key=lambda entry: (entry.year or math.inf, entry.family, entry.name)):
+        facts = (mechanism.name, mechanism.family, roles(mechanism), mechanism.complexity, mechanism.paper)
+        rows.append((str(mechanism.year or ""), *facts))
+    return aligned(rows, left=range(6))
+
+
+def years(text: str) -> tuple[int, int]:
+    """Return the first and the last year of "2021" or "2021-2026". Raises: MtkitError for another text."""
+    match = re.fullmatch(r"(\d{4})(?:-(\d{4}))?", text, re.ASCII)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise MtkitError(f"{shown(text)} is no year; write 2021 or 2021-2026, or leave it out")
+    return int(match[1]), int(match[2] or match[1])
 
 
 def complexity_table() -> str:

@@ -68,6 +68,12 @@ class Mechanism:
         return slot_kind(self.kind)
 
     @property
+    def year(self) -> int | None:
+        """Year of the paper, the first if it names several; None if it names none."""
+        years = re.findall(r"\b(?:19|20)\d\d\b(?!\.\d)", self.paper)  # 2004.05150 is a number of arXiv
+        return int(years[0]) if years else None
+
+    @property
     def mixes(self) -> bool:
         """Whether it can have some heads of a layer while other mechanisms have the others."""
         return self.slot is not None or (issubclass(self.kind, Attention) and self.kind.mixes)

@@ -8,9 +8,14 @@ from mtkit.errors import MtkitError
 
 
 def attentions(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this mechanism with its options.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Show this mechanism with its options; years with --year.")
+    ] = None,
     complexity: Annotated[
         bool, typer.Option("--complexity", help="List cost, sequential operations and longest path instead.")
+    ] = False,
+    year: Annotated[
+        bool, typer.Option("--year", help="List by year of the paper; only some years: --year 2021-2026.")
     ] = False,
 ) -> None:
     """List the attention mechanisms, or show one with its options.
@@ -22,10 +27,17 @@ def attentions(
     Examples:
       mtkit attentions
       mtkit attentions longformer
+      mtkit attentions full:4+band:4
+      mtkit attentions --year 2021-2026
       mtkit attentions --complexity
     """
-    from mtkit.attention.catalogue import complexity_table, describe, table
+    from mtkit.attention.catalogue import complexity_table, describe, table, year_table, years
 
+    if year and complexity:
+        raise MtkitError("--year and --complexity are two lists; leave one of them out")
+    if year:
+        typer.echo(year_table(*(() if name is None else years(name))))
+        return
     if name is not None and complexity:
         raise MtkitError("--complexity lists all mechanisms; leave out the name, or --complexity")
     typer.echo(describe(name) if name is not None else complexity_table() if complexity else table())

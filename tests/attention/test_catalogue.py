@@ -1,19 +1,67 @@
 """The table and the pages of mechanisms show all there is."""
 
+import re
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
 from mtkit.attention import mechanisms
-from mtkit.attention.catalogue import describe, table
+from mtkit.attention.catalogue import describe, table, year_table, years
 from mtkit.attention.contract import Attention, Site
 from mtkit.attention.registry import Mechanism, _only_mechanism_in
+from mtkit.errors import MtkitError
 
 
 def test_the_table_has_a_row_for_each_mechanism() -> None:
     first_words = [line.split()[0] for line in table().split("\n")[1:]]
     assert sorted(first_words) == sorted(mechanisms())
+
+
+def test_the_list_by_year_has_every_mechanism_in_order_of_its_paper() -> None:
+    rows = [line.split()[:2] for line in year_table().split("\n")[1:]]
+    assert sorted(name for _, name in rows) == sorted(mechanisms())
+    assert [year for year, _ in rows] == sorted(year for year, _ in rows)
+    found = {name: int(year) for year, name in rows}
+    expected = {"full": 2017, "longformer": 2020, "rfa": 2021, "latent": 2024, "nadaraya-watson": 1964}
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_the_list_of_some_years() -> None:
+    rows = [line.split()[:2] for line in year_table(2023, 2024).split("\n")[1:]]
+    assert {year for year, _ in rows} == {"2023", "2024"}
+    assert ["2024", "latent"] in rows
+    assert years("2021") == (2021, 2021)
+    assert years("2021-2026") == (2021, 2026)
+    with pytest.raises(MtkitError, match="no mechanism of 1800-1801"):
+        year_table(1800, 1801)
+
+
+@pytest.mark.parametrize("text", ["full", "2021-", "2026-2021", "20211", ""])
+def test_what_is_no_year_is_refused(text: str) -> None:
+    with pytest.raises(MtkitError, match="is no year; write 2021 or 2021-2026"):
+        years(text)
+
+
+def test_a_paper_without_a_year_is_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = mechanisms()["full"]
+    known = {"mine": replace(full, name="mine", paper="Someone, arXiv 2004.05150"), "full": full}
+    monkeypatch.setattr("mtkit.attention.catalogue.mechanisms", lambda: known)
+    assert [line.split()[0] for line in year_table().split("\n")[1:]] == ["2017", "mine"]
+    assert "mine" not in year_table(2000, 2030)
+
+
+def test_the_page_of_families_lists_every_mechanism_in_its_family() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text()
+    listed = {
+        section.partition("\n")[0]: re.findall(r"`([a-z0-9-]+)` (\d{4})", section)
+        for section in page.split("\n## ")[1:]
+    }
+    for family in {mechanism.family for mechanism in mechanisms().values()}:
+        expected = {(name, str(its.year)) for name, its in mechanisms().items() if its.family == family}
+        assert set(listed[family]) == expected, f"docs/families.md: the table of {family} does not fit the registry"
 
 
 @pytest.mark.parametrize("name", sorted(mechanisms()))
