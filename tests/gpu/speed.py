@@ -132,6 +132,8 @@ def decoding_speed(setup: Setup) -> Iterator[Result]:
     recipe.write_text(
         f"preset: {_preset(setup)}\ntraining: {{batch_tokens: {500 if setup.tiny else 25_000}, warmup_updates: 300, "
         f"peak_rate: 5.0e-4, validate_segments: 20, validate_every: 100000, {limit}}}\n"
+        # so short a training gives endless repetitions
+        "decoding: {max_pieces: 60}\n"
     )
     yield from _command(
         "decoding: training", "train", "--recipe", str(recipe), "--data", str(_data(setup)), "--device", setup.device,
@@ -140,8 +142,8 @@ def decoding_speed(setup: Setup) -> Iterator[Result]:
     beams = "1" if setup.tiny else "1,4"
     yield from _command(
         "decoding", "benchmark", "decode", "--name", RUN, "--data", str(_data(setup)), "--device", setup.device,
-        "--beam", beams, "--dtype", "float32,bfloat16" if setup.device == "cuda" else "float32",
-        "--beside", "huggingface", "--repeats", "1", "--segments", "20" if setup.tiny else "1000",
+        "--beam", beams, "--dtype", "bfloat16" if setup.device == "cuda" else "float32",
+        "--beside", "huggingface", "--repeats", "1", "--segments", "20" if setup.tiny else "500",
         "--batch-tokens", "2000" if setup.tiny else "16000,64000", "--output", str(setup.data / "speed-decoding"),
     )  # fmt: skip
 
@@ -174,7 +176,7 @@ def ctranslate2(setup: Setup) -> Iterator[Result]:
     """`mtkit benchmark decode` beside CTranslate2, after `decoding_speed`."""
     yield from _command(
         "ctranslate2", "benchmark", "decode", "--name", RUN, "--data", str(_data(setup)), "--device", setup.device,
-        "--beam", "1" if setup.tiny else "1,4", "--dtype", "float16" if setup.device == "cuda" else "float32",
-        "--beside", "ctranslate2", "--repeats", "1", "--segments", "20" if setup.tiny else "1000",
+        "--beam", "1" if setup.tiny else "1,4", "--dtype", "float16,bfloat16" if setup.device == "cuda" else "float32",
+        "--beside", "ctranslate2", "--repeats", "1", "--segments", "20" if setup.tiny else "500",
         "--batch-tokens", "2000" if setup.tiny else "16000,64000", "--output", str(setup.data / "speed-ctranslate2"),
     )  # fmt: skip
