@@ -2,7 +2,8 @@
 
     pip install --no-deps performer-pytorch reformer-pytorch routing-transformer fla-core einops local-attention \\
         axial-positional-embedding product-key-memory mixture-of-experts colt5-attention hyper-connections \\
-        torch-einops-utils sinkhorn-transformer axial-attention x-transformers einx loguru
+        torch-einops-utils sinkhorn-transformer axial-attention x-transformers einx loguru mega-pytorch \\
+        flash-pytorch rotary-embedding-torch
     pytest -m peer
 
 Also of transformers; of its Reformer, see the tests of `reformer`.
@@ -264,6 +265,90 @@ def test_latent_agrees_with_deepseek_v3(q_rank: int | None) -> None:
     mask = torch.full((21, 21), -torch.inf).triu(1).double().view(1, 1, 21, 21)
     expected = theirs(x, (angles.cos(), angles.sin()), mask)[0]
     torch.testing.assert_close(ours(x).output, expected, rtol=1e-4, atol=1e-5)
+
+
+def by_distance(table: Any, length: int) -> Tensor:
+    """The biases j - i = -(length - 1), ..., length - 1 of a peer's module, which gives them as (T, T)."""
+    biases = table(torch.zeros(length, length).double())
+    return torch.cat([biases[1:, 0].flip(0), biases[0]])
+
+
+@pytest.mark.parametrize("form", ["quadratic", "mixed"])
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+@torch.no_grad()
+def test_gau_agrees_with_flash_pytorch(role: str, form: str) -> None:
+    """Its quadratic form divides the bias too, and by the full length, also with a triangle.
+
+    In the decoder role its linear part divides by one chunk's tokens, whatever the number of finished chunks.
+    """
+    peer = pytest.importorskip("flash_pytorch.flash_pytorch")
+    length, causal = 10, role == "decoder"
+    ours = make("gau", role, form=form, chunk=5, rotary=False, max_length=length)
+    how = {"dim": 32, "query_key_dim": 8, "causal": causal, "norm_klass": torch.nn.Identity}
+    theirs = peer.GAU(**how) if form == "quadratic" else peer.FLASH(**how, group_size=5)
+    theirs = theirs.double().eval()
+    x = torch.randn(2, length, 32).double()
+    both = (
+        torch.cat([getattr(linear, part) for linear in (ours.v_proj, ours.gate_proj)]) for part in ("weight", "bias")
+    )
+    for parameter, value in zip(theirs.to_hidden[0].parameters(), both, strict=True):
+        parameter.copy_(value)
+    theirs.to_qk[0].load_state_dict(ours.z_proj.state_dict())
+    (theirs.to_out[0] if form == "quadratic" else theirs.to_out).load_state_dict(ours.out_proj.state_dict())
+    torch.nn.init.normal_(ours.vectors.kappa)
+    torch.nn.init.normal_(ours.vectors.mu)
+    scale = theirs.offsetscale if form == "quadratic" else theirs.qk_offset_scale
+    order = [0, 1] if form == "quadratic" else [0, 2, 1, 3]  # both queries, then both keys
+    scale.gamma.copy_(ours.vectors.kappa[order])
+    scale.beta.copy_(ours.vectors.mu[order])
+    ours.table.copy_(by_distance(theirs.rel_pos_bias, ours.reach) / (length if form == "quadratic" else 1))
+    if form == "quadratic":
+        ours.counts = lambda pairs: float(length)
+    torch.testing.assert_close(ours(x).output, theirs(x) - x)
+
+
+class AverageOf(torch.nn.Module):
+    """The moving average of an attention, in place of a peer's."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.average = attention.average
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.average(x)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "laplace"])
+@torch.no_grad()
+def test_mega_agrees_with_mega_pytorch(activation: str) -> None:
+    """Except for the average, which it shares between channels. Its softmax divides by the root of the model's width.
+
+    With Laplace weights, its decoder divides by the full length, so that encoders are compared.
+    """
+    peer = pytest.importorskip("mega_pytorch.mega_pytorch")
+    ours, x = make("mega", "encoder", activation=activation, max_length=10), torch.randn(2, 10, 32).double()
+    theirs = peer.MegaLayer(
+        dim=32, attn_dim_qk=8, attn_dim_value=64, causal=False, laplacian_attn_fn=activation == "laplace"
+    ).double()
+    theirs.multi_headed_ema = AverageOf(ours)
+    attention = theirs.single_headed_attn
+    for linear, own in (
+        (attention.to_qk[0], ours.z_proj), (attention.to_v[0], ours.v_proj),
+        (theirs.to_reset_gate[0], ours.reset_proj), (theirs.to_update_gate[0], ours.update_proj),
+    ):  # fmt: skip
+        linear.load_state_dict(own.state_dict())
+    torch.nn.init.normal_(ours.vectors.kappa)
+    torch.nn.init.normal_(ours.vectors.mu)
+    attention.offsetscale.gamma.copy_(ours.vectors.kappa)
+    attention.offsetscale.beta.copy_(ours.vectors.mu)
+    if activation == "softmax":
+        attention.offsetscale.gamma[0] *= 2
+        attention.offsetscale.beta[0] *= 2
+    ours.table.copy_(by_distance(attention.rel_pos_bias, 10))
+    theirs.Wh.copy_(ours.h_proj.weight.T)
+    theirs.Uh.copy_(ours.out_proj.weight.T)
+    theirs.bh.copy_(ours.h_proj.bias + ours.out_proj.bias)
+    torch.testing.assert_close(ours(x).output, theirs(x) - x)
 
 
 def test_the_order_of_sinkhorn_agrees_with_sinkhorn_transformer() -> None:
