@@ -4,10 +4,11 @@ Paper: Ainslie et al., "ETC: Encoding Long and Structured Inputs in Transformers
 Tokens see their band and all global nodes, nodes see each other and all tokens, each in one softmax. Each score adds a
 vector and a bias for the pair's label: the clipped distance of two tokens or of two nodes, or whether a token belongs
 to a node's block. Nodes have their own residual, norm and feed-forward; all start from one learned vector.
-Departures: blocks of tokens replace the paper's sentences. There are at most global_tokens blocks, and the last one
-holds the rest of the tokens, so that the cost is linear at any length. The last layer of a run does not update the
-nodes, because neither another layer nor the decoder reads them. Nodes that are rebuilt in each layer (global_memory)
-are an extension: they read the tokens before the tokens read them. Without labels and hard masks all nodes are equal.
+Departures: blocks of tokens replace the paper's sentences, unless nodes=sentences gives a node to each sentence of a
+document. There are at most global_tokens nodes, and the last one has the rest of the tokens, so that the cost is linear
+at any length. The last layer of a run does not update the nodes, because neither another layer nor the decoder reads
+them. Nodes that are rebuilt in each layer (global_memory) are an extension: they read the tokens before the tokens read
+them. Without labels and hard masks all nodes are equal.
 There is no pretraining loss.
 Cost: O(T (r + g) + g²).
 """
@@ -19,12 +20,14 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import expand_heads, safe_softmax, weighted
+from mtkit.attention.kernels.dot_product import expand_heads, safe_softmax, scores_of, upcast, weighted
 from mtkit.attention.kernels.listed import LabelScores, Lists, attend_listed, smallest_type
 from mtkit.attention.kernels.running_softmax import attend_part, join_parts
+from mtkit.attention.marks import sentences
 from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer
 from mtkit.attention.slots import WITHOUT_SCORES
 from mtkit.attention.sparse._node_update import NodeUpdate
@@ -54,7 +57,7 @@ class RelativeLabels(nn.Module):
         return self.by_label(q, scale).gather(-1, label.expand(*q.shape[:-1], label.shape[-1]))
 
     def belonging(self, q: Tensor, member: Tensor, scale: float) -> Tensor:
-        """Return the bias (B, H, T, S) by membership (T, S): whether query and key belong to the same block."""
+        """Return the bias (B, H, T, S) by membership (B or 1, 1, T, S): whether token and node belong together."""
         apart, together = self.by_label(q, scale)[..., -2:].split(1, dim=-1)
         return torch.where(member, together, apart)
 
@@ -78,6 +81,7 @@ PREFIXES = {
 }
 """For each value of `share`: the prefix of the key and value projections by (reader, what it reads)."""
 MEMORIES = ("carry", "local")
+NODES = ("blocks", "sentences")
 SHORTEST_BLOCK, LONGEST_BLOCK = 16, 64
 """Tokens that share a list of keys: longer blocks waste products, shorter ones copies of keys."""
 Heads = tuple[Tensor, Tensor]
@@ -88,10 +92,12 @@ class Etc(HeadAttention):
     """Sliding-window attention with global nodes in addition to the tokens.
 
     window_radius: number of tokens seen on each side, one number or one per layer. global_tokens: maximum number of
-    nodes. block: tokens per node. rel_clip: distance beyond which labels are the same; 0 disables labels. share: "qkv"
-    (tokens and nodes share all projections), "kv" (each has its own, whatever it reads) or "none" (keys and values also
-    differ by what is read). hard_g2l: nodes read only the tokens of their block. hard_l2g: tokens read only the node of
-    their block. global_memory: nodes are carried from layer to layer ("carry") or rebuilt in each ("local").
+    nodes. nodes: whether a node stands for a block of tokens ("blocks") or a sentence of a document ("sentences").
+    block: tokens per node, for blocks. rel_clip: distance beyond which labels are the same; 0 disables labels. share:
+    "qkv" (tokens and nodes share all projections), "kv" (each has its own, whatever it reads) or "none" (keys and
+    values also differ by what is read). hard_g2l: nodes read only the tokens of their block or sentence. hard_l2g:
+    tokens read only their own node. global_memory: nodes are carried from layer to layer ("carry") or rebuilt in each
+    ("local").
     """
 
     roles = published = frozenset({"encoder"})
@@ -112,6 +118,8 @@ class Etc(HeadAttention):
         {"global_tokens": 0, "share": "none"},
         {"window_radius": [2, 5]},
         {"hard_g2l": True, "hard_l2g": True, "global_memory": "local", "share": "kv"},
+        {"nodes": "sentences"},
+        {"nodes": "sentences", "global_tokens": 2, "hard_g2l": True, "hard_l2g": True, "share": "none"},
     )
 
     global_q_proj: nn.Linear
@@ -123,6 +131,7 @@ class Etc(HeadAttention):
         *,
         window_radius: NaturalByLayer = 84,
         global_tokens: Natural = 230,
+        nodes: Annotated[str, OneOf(NODES)] = "blocks",
         block: Positive = 16,
         rel_clip: Natural = 12,
         share: Annotated[str, OneOf(PREFIXES)] = "qkv",
@@ -133,6 +142,7 @@ class Etc(HeadAttention):
         super().__init__(site)
         self.radius = of_layer("window_radius", window_radius, site)
         self.most, self.block = global_tokens, block
+        self.by_sentence = self.reads_marks = nodes == "sentences" and global_tokens > 0
         self.share = share if global_tokens else "qkv"  # without nodes nothing is shared
         self.hard_g2l, self.hard_l2g, self.carries = hard_g2l, hard_l2g, global_memory == "carry"
         width = self.projection.key_width
@@ -164,34 +174,49 @@ class Etc(HeadAttention):
         return learned
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Return the tokens' outputs; carries the nodes (B, g, D), ordered by block."""
-        return self._attend(inputs.query, inputs.query_valid, inputs.carry, literal=False)
+        """Return the tokens' outputs; carries the nodes (B, g, D), ordered by block or sentence."""
+        return self._attend(inputs, literal=False)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
         """The same with all scores of [nodes; tokens], a mask, and a label for each pair."""
-        return self._attend(inputs.query, inputs.query_valid, inputs.carry, literal=True)
+        return self._attend(inputs, literal=True)
 
-    def _attend(self, query: Tensor, valid: Tensor | None, carry: Tensor | None, literal: bool) -> Attended:
-        padded, valid = valid, query.new_ones(query.shape[:2], dtype=torch.bool) if valid is None else valid
+    def _attend(self, inputs: Inputs, literal: bool) -> Attended:
+        query, padded = inputs.query, inputs.query_valid
+        valid = query.new_ones(query.shape[:2], dtype=torch.bool) if padded is None else padded
         node_rows = self._literal_node_rows if literal else self._node_rows
         token_kv = self.keys_values(query)
-        nodes, carried = self._nodes(query, carry), None
+        owner, count = self._owner(valid, inputs.query_marks)
+        nodes, carried = self._nodes(query, count, inputs.carry), None
         if self.updates and not self.carries:
-            nodes = self._updated_nodes(nodes, node_rows(query, nodes, valid, token_kv))
+            nodes = self._updated_nodes(nodes, node_rows(query, nodes, owner, valid, token_kv))
         elif self.updates:
-            carried = self._updated_nodes(nodes, node_rows(query, nodes, valid, token_kv))
+            carried = self._updated_nodes(nodes, node_rows(query, nodes, owner, valid, token_kv))
         if literal:
-            heads = self._literal_token_rows(query, nodes, valid, token_kv)
+            heads = self._literal_token_rows(query, nodes, owner, valid, token_kv)
+        elif self.by_sentence:
+            heads = self._token_rows_by_sentence(query, nodes, owner, valid, token_kv)
         else:
-            heads = self._token_rows(query, nodes, padded, token_kv)
+            heads = self._token_rows(query, nodes, owner, padded, token_kv)
         return Attended(
             self.merge_heads(heads, query), carry=carried, losses=self.losses(heads, token_kv[1], None, valid)
         )
 
-    def _nodes(self, query: Tensor, carry: Tensor | None) -> Tensor:
+    def _owner(self, valid: Tensor, marks: Tensor | None) -> tuple[Tensor, int]:
+        """Return the number of each token's node, (B or 1, T), and the number of nodes of the longest segment."""
+        if not self.by_sentence:
+            blocks = torch.arange(valid.shape[1], device=valid.device) // self.block
+            return blocks.clamp(max=self.most - 1).unsqueeze(0), min(self.most, -(-valid.shape[1] // self.block))
+        if marks is None:
+            return torch.zeros_like(valid[:1], dtype=torch.long), 1
+        sentence = sentences(marks)
+        begins = F.pad(sentence[:, 1:] != sentence[:, :-1], (1, 0)) & valid  # marks at padding are arbitrary
+        owner = begins.cumsum(1).clamp(max=self.most - 1)
+        return owner, int(owner.max()) + 1  # on an accelerator this waits: there are as many nodes as sentences
+
+    def _nodes(self, query: Tensor, count: int, carry: Tensor | None) -> Tensor:
         """Return the nodes (B, g, D) before this layer."""
-        count = min(self.most, -(-query.shape[1] // self.block))
         if count == 0 or self.site.layer == 0 or not self.carries:
             start = self.first_node if self.most else query.new_zeros(query.shape[2])
             return start.expand(len(query), count, -1)
@@ -205,7 +230,35 @@ class Etc(HeadAttention):
         updated: Tensor = self.node_update(nodes, projection(self.merged(heads, nodes)))
         return updated
 
-    def _token_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor | None, token_kv: Heads) -> Tensor:
+    def _token_rows_by_sentence(
+        self, tokens: Tensor, nodes: Tensor, owner: Tensor, valid: Tensor, token_kv: Heads
+    ) -> Tensor:
+        """Return the same as `_token_rows` for nodes of sentences, whose tokens differ between segments.
+
+        Queries go in blocks: the keys of a block are all nodes and the tokens within reach.
+        """
+        q, labels, real = self.queries(tokens), self.labels, self._real_nodes(valid, owner, nodes)
+        node_k, node_v = (expand_heads(x, self.site.heads) for x in self._keys_values("token", "node", nodes, token_kv))
+        k, v = (expand_heads(x, self.site.heads) for x in token_kv)
+        member, at = self._members(owner, nodes).unsqueeze(1), torch.arange(tokens.shape[1], device=tokens.device)
+        heads, size = [], max(LONGEST_BLOCK, 2 * self.radius)
+        for start in range(0, tokens.shape[1], size):
+            some, near = slice(start, start + size), slice(max(start - self.radius, 0), start + size + self.radius)
+            distance = at[near] - at[some].unsqueeze(-1)
+            seen = (distance.abs() <= self.radius) & valid[:, None, None, near]
+            nodes_seen = real[:, None, None] & (member[:, :, some] | (not self.hard_l2g))
+            visible = torch.cat([nodes_seen.expand(*seen.shape[:3], -1), seen], -1)
+            scores = scores_of(q[:, :, some], torch.cat([node_k, k[:, :, near]], 2), self.scale)
+            if labels is not None:
+                by_node = labels.belonging(q[:, :, some], member[:, :, some], self.scale)
+                scores = scores + torch.cat([by_node, labels.bias(q[:, :, some], at[some], at[near], self.scale)], -1)
+            weights = F.dropout(safe_softmax(upcast(scores), visible), self.dropout)
+            heads.append(weighted(weights, torch.cat([node_v, v[:, :, near]], 2)))
+        return torch.cat(heads, 2)
+
+    def _token_rows(
+        self, tokens: Tensor, nodes: Tensor, owner: Tensor, valid: Tensor | None, token_kv: Heads
+    ) -> Tensor:
         """Return the heads' outputs (B, H, T, V) of tokens: one softmax over the band and the nodes."""
         q, labels = self.queries(tokens), self.labels
         k, v = (
@@ -217,18 +270,18 @@ class Etc(HeadAttention):
         clip = 0 if labels is None else labels.clip
         sizes = q.shape[2], nodes.shape[1], self.radius, self.block
         lists = token_lists(*sizes, clip=clip, hard=self.hard_l2g, device=q.device)
-        missing = None if valid is None else ~torch.cat([valid, self._real_nodes(valid)], dim=1)
+        missing = None if valid is None else ~torch.cat([valid, self._real_nodes(valid, owner, nodes)], dim=1)
         return attend_listed(q, k, v, by_label, lists, missing=missing, scale=self.scale, dropout=self.dropout)
 
-    def _node_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor, token_kv: Heads) -> Tensor:
+    def _node_rows(self, tokens: Tensor, nodes: Tensor, owner: Tensor, valid: Tensor, token_kv: Heads) -> Tensor:
         """Return the heads' outputs (B, H, g, V) of nodes: one softmax over the nodes and the tokens."""
         q, labels = self._node_queries(nodes), self.node_labels
-        member, at = self._members(tokens, nodes).T, torch.arange(nodes.shape[1], device=nodes.device)
+        member, at = self._members(owner, nodes).mT.unsqueeze(1), torch.arange(nodes.shape[1], device=nodes.device)
         near = attend_part(
             q,
             *self._keys_values("node", "node", nodes, token_kv),
             scale=self.scale,
-            visible=self._real_nodes(valid)[:, None, None],
+            visible=self._real_nodes(valid, owner, nodes)[:, None, None],
             bias=None if labels is None else labels.bias(q, at, at, self.scale),
             dropout=self.dropout,
         )
@@ -242,11 +295,13 @@ class Etc(HeadAttention):
         )
         return join_parts([near, far])[0]
 
-    def _literal_token_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor, token_kv: Heads) -> Tensor:
-        member, at = self._members(tokens, nodes), torch.arange(tokens.shape[1], device=tokens.device)
+    def _literal_token_rows(
+        self, tokens: Tensor, nodes: Tensor, owner: Tensor, valid: Tensor, token_kv: Heads
+    ) -> Tensor:
+        member, at = self._members(owner, nodes).unsqueeze(1), torch.arange(tokens.shape[1], device=tokens.device)
         distance = at - at.unsqueeze(-1)
         seen = (distance.abs() <= self.radius) & valid[:, None, None]
-        nodes_seen = self._real_nodes(valid)[:, None, None] & (member | (not self.hard_l2g))
+        nodes_seen = self._real_nodes(valid, owner, nodes)[:, None, None] & (member | (not self.hard_l2g))
         visible = torch.cat([nodes_seen.expand(*seen.shape[:3], -1), seen], dim=-1)
         read = (
             self._keys_values("token", "node", nodes, token_kv),
@@ -255,10 +310,12 @@ class Etc(HeadAttention):
         kinds = [(member, True), (distance, False)]
         return self._literal(self.queries(tokens), read, visible, self.labels, kinds)
 
-    def _literal_node_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor, token_kv: Heads) -> Tensor:
-        member, at = self._members(tokens, nodes).T, torch.arange(nodes.shape[1], device=nodes.device)
-        real = self._real_nodes(valid)[:, None, None].expand(-1, 1, len(member), -1)
-        visible = torch.cat([real, self._tokens_seen(member, valid).expand(-1, 1, len(member), -1)], dim=-1)
+    def _literal_node_rows(
+        self, tokens: Tensor, nodes: Tensor, owner: Tensor, valid: Tensor, token_kv: Heads
+    ) -> Tensor:
+        member, at = self._members(owner, nodes).mT.unsqueeze(1), torch.arange(nodes.shape[1], device=nodes.device)
+        real = self._real_nodes(valid, owner, nodes)[:, None, None].expand(-1, 1, len(at), -1)
+        visible = torch.cat([real, self._tokens_seen(member, valid).expand(-1, 1, len(at), -1)], dim=-1)
         read = (
             self._keys_values("node", "node", nodes, token_kv),
             self._keys_values("node", "token", tokens, token_kv),
@@ -287,21 +344,22 @@ class Etc(HeadAttention):
             for kind, belongs in kinds:
                 right, left = kind.clamp(0, clip), clip + (-kind.long()).clamp(max=clip)
                 pairs.append(2 * clip + 1 + kind.long() if belongs else torch.where(kind < 0, left, right))
-            label = torch.cat(pairs, dim=-1)
-            scores = scores + torch.einsum("bhik,hijk->bhij", q, labels.vectors[:, label]) + labels.biases[:, label]
+            label = torch.cat([pair.expand(len(q), 1, *pair.shape[-2:]).squeeze(1) for pair in pairs], dim=-1)
+            by_label = torch.einsum("bhik,hbijk->bhij", q, labels.vectors[:, label])
+            scores = scores + by_label + labels.biases[:, label].transpose(0, 1)
         return weighted(safe_softmax(scores * self.scale, visible), v)
 
-    def _members(self, tokens: Tensor, nodes: Tensor) -> Tensor:
-        """Return which node's block each token belongs to, (T, g)."""
-        block = (torch.arange(tokens.shape[1], device=tokens.device) // self.block).clamp(max=self.most - 1)
-        return block.unsqueeze(-1) == torch.arange(nodes.shape[1], device=nodes.device)
+    def _members(self, owner: Tensor, nodes: Tensor) -> Tensor:
+        """Return which node each token belongs to, (B or 1, T, g)."""
+        return owner.unsqueeze(-1) == torch.arange(nodes.shape[1], device=nodes.device)
 
-    def _real_nodes(self, valid: Tensor) -> Tensor:
-        """Return the nodes (B, g) whose block has a real token."""
-        return valid[:, :: self.block][:, : self.most]
+    def _real_nodes(self, valid: Tensor, owner: Tensor, nodes: Tensor) -> Tensor:
+        """Return the nodes (B, g) that have a real token."""
+        last = owner.expand(valid.shape).masked_fill(~valid, -1).amax(1)
+        return torch.arange(nodes.shape[1], device=nodes.device) <= last.unsqueeze(1)
 
     def _tokens_seen(self, member: Tensor, valid: Tensor) -> Tensor:
-        """Return which tokens nodes see, (B, 1, 1 or g, T)."""
+        """Return which tokens nodes see, (B, 1, 1 or g, T), from members (B or 1, 1, g, T)."""
         shown = valid[:, None, None]
         return shown & member if self.hard_g2l else shown
 
