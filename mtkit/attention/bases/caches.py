@@ -103,6 +103,18 @@ def picked(cache: Tensor, place: Tensor) -> Tensor:
     return cache[segment[:, None, None, None], hypothesis[:, None, None], group[:, None], place]
 
 
+def places_in_blocks(blocks: Tensor, size: int, length: int, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The places (B, ..., n * size) of the tokens in blocks (B, ..., n), and which exist: below `length`, and `valid`.
+
+    valid (B, length). Places beyond the end are replaced by the last one.
+    """
+    place = (blocks.unsqueeze(-1) * size + torch.arange(size, device=blocks.device)).flatten(-2)
+    exists, place = place < length, place.clamp(max=length - 1)
+    if valid is not None:
+        exists &= valid.gather(1, place.flatten(1)).view_as(place)
+    return place, exists
+
+
 def prefix_means(x: Tensor) -> Tensor:
     """Means (..., T, X) of x over each prefix, in float32 at least; padding on the right reaches no real position."""
     count = torch.arange(1, x.shape[-2] + 1, device=x.device).unsqueeze(-1)  # (T, 1)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.bases.caches import append, picked, start_cache, written
+from mtkit.attention.bases.caches import append, picked, places_in_blocks, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.chosen_blocks import attend_chosen, best_blocks
@@ -96,11 +96,8 @@ class MoBA(HeadAttention):
             if k.shape[2] <= self.selected * self.block:
                 return {"shared": {"keys": k.type_as(v), "values": v, "valid": valid}}, None
             means, there = block_means(k, valid, self.block)
-            rest = means.shape[2] * self.block - k.shape[2]
-            real = F.pad(memory.new_ones(memory.shape[:2]).bool() if valid is None else valid, (0, rest))
-            k, v = (F.pad(x, (0, 0, 0, rest)) for x in (k.type_as(v), v))
-            there = there.expand(len(memory), -1)
-            return {"shared": {"keys": k, "values": v, "valid": real, "means": means, "there": there}}, None
+            shared = {"keys": k.type_as(v), "values": v, "valid": valid, "means": means}
+            return {"shared": {**shared, "there": there.expand(len(memory), -1)}}, None
         like, shapes = self.q_proj.weight, self.cache_shapes
         blocks = start_cache(inputs.batch_size, inputs.hypotheses, upcast(like), means=shapes["keys"])
         return {**start_cache(inputs.batch_size, inputs.hypotheses, like, **shapes), "blocks": blocks}, None
@@ -121,9 +118,8 @@ class MoBA(HeadAttention):
             means = written(state["blocks"], "means")[:, :, :, :own]
             scores = block_scores(q.flatten(0, 1).unsqueeze(2), means.flatten(0, 1)).squeeze(2)
             before = best_blocks(scores, self.selected - 1).unflatten(0, query.shape[:2])  # (B, N, H, k - 1)
-            position = places_of(F.pad(before, (0, 1), value=own), self.block)
-            visible = position <= here
-            keys, values = (picked(x, position.clamp(max=here)) for x in (keys, values))
+            place, visible = places_in_blocks(F.pad(before, (0, 1), value=own), self.block, here + 1)
+            keys, values = (picked(x, place) for x in (keys, values))
         heads, _ = attend_step(q.type_as(v), keys, values, scale=self.scale, visible=visible)
         return Attended(self.merge_heads(heads.transpose(1, 2), query)), state
 
@@ -137,18 +133,12 @@ class MoBA(HeadAttention):
     def _step_over_source(self, query: Tensor, shared: State) -> Tensor:
         """Attend to the blocks of the source that each query chooses; (B, N, D)."""
         q, keys, values, valid = self.exact_queries(query), shared["keys"], shared["values"], shared["valid"]
+        visible = None if valid is None else valid[:, None, None]
         if "means" in shared:
-            blocks = shared["means"].shape[2]
             hidden = torch.zeros_like(q[:, :1, :1, :1]).where(shared["there"][:, None, None], float("-inf"))
-            chosen = best_blocks(block_scores(q, shared["means"]) + hidden, self.selected).transpose(
-                1, 2
-            )  # (B, N, H, k)
-            position = places_of(chosen.clamp(max=blocks - 1), self.block)
-            segment = torch.arange(len(query), device=query.device).view(-1, 1, 1, 1)
-            visible = valid[segment, position] & (chosen < blocks).repeat_interleave(self.block, -1)
-            keys, values = (picked(x.unsqueeze(1), position) for x in (keys, values))
-        else:
-            visible = None if valid is None else valid[:, None, None]
+            chosen = best_blocks(block_scores(q, shared["means"]) + hidden, self.selected)  # (B, H, N, k)
+            place, visible = places_in_blocks(chosen.transpose(1, 2), self.block, keys.shape[2], valid)
+            keys, values = (picked(x.unsqueeze(1), place) for x in (keys, values))
         heads, _ = attend_step(q.transpose(1, 2).type_as(values), keys, values, scale=self.scale, visible=visible)
         return self.merge_heads(heads.transpose(1, 2), query)
 
@@ -188,8 +178,3 @@ def block_scores(q: Tensor, means: Tensor) -> Tensor:
     """Return the products (B, H, T, M) of queries (B, H, T, K) and block means (B, G, M, K), in float32 at least."""
     with torch.autocast(q.device.type, enabled=False):
         return scores_of(upcast(q), upcast(means), 1.0)
-
-
-def places_of(blocks: Tensor, size: int) -> Tensor:
-    """Return the positions (..., n * size) of the tokens of blocks (..., n)."""
-    return (blocks.unsqueeze(-1) * size + torch.arange(size, device=blocks.device)).flatten(-2)
