@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.channel_norm import ChannelNorm
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
@@ -23,7 +24,6 @@ from mtkit.attention.slots import OWN_VECTORS, Projection, combining
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 NORMS = ("rms", "layer", "none")
-EPS = 1e-5
 
 Expand = Annotated[float, Within(0.125, 8.0)]
 """Width of a head's keys or values, in shares of the projection's width."""
@@ -37,22 +37,6 @@ def unbiased(inputs: int, outputs: int) -> nn.Linear:
     linear = nn.Linear(inputs, outputs, bias=False)
     nn.init.xavier_uniform_(linear.weight)
     return linear
-
-
-class HeadNorm(nn.Module):
-    """Norm over the numbers of one head of one token, "rms" or "layer", with a weight and no bias: zero stays zero."""
-
-    def __init__(self, kind: str, width: int) -> None:
-        super().__init__()
-        self.kind = kind
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x (..., V) to (..., V), in float32 at least."""
-        x = upcast(x)
-        norm = F.rms_norm if self.kind == "rms" else F.layer_norm
-        normed: Tensor = norm(x, self.weight.shape, self.weight.type_as(x), eps=EPS)
-        return normed
 
 
 class DecayedAttention(HeadAttention):
@@ -85,7 +69,7 @@ class DecayedAttention(HeadAttention):
         projection.value_width = max(1, round(projection.value_width * value_expand))
         super().__init__(site, projection)
         self.chunk = chunk
-        self.norm = None if norm == "none" else HeadNorm(norm, projection.value_width)
+        self.norm = None if norm == "none" else ChannelNorm(projection.value_width, norm)
         self.activation = GATES.get(output_gate)
         self.gate_proj: nn.Module | None = None
         if self.activation is not None:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.channel_norm import ChannelNorm
 from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.kernels.dot_product import upcast
-from mtkit.attention.linear._decayed_attention import DecayedAttention, Expand, Gate, HeadNorm, Norm, Taps
+from mtkit.attention.linear._decayed_attention import DecayedAttention, Expand, Gate, Norm, Taps
 from mtkit.attention.linear._decayed_sums import Terms
 from mtkit.attention.linear._learned_rates import first_biases, first_rates
 from mtkit.attention.options import Positive, refused
@@ -76,7 +77,7 @@ class SSD(DecayedAttention):
             output_gate=output_gate,
             chunk=chunk,
         )
-        self.norm = None if norm == "none" else HeadNorm(norm, self.projection.joined_width)
+        self.norm = None if norm == "none" else ChannelNorm(self.projection.joined_width, norm)
         self.step_proj = nn.Linear(site.d_model, site.heads)
         nn.init.xavier_uniform_(self.step_proj.weight)
         with torch.no_grad():

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.bases.caches import append, written
+from mtkit.attention.bases.channel_norm import ChannelNorm
 from mtkit.attention.bases.head_attention import HeadAttention
-from mtkit.attention.bases.normed_heads import RMSNorm
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, visible_keys
 from mtkit.attention.options import Natural, Null, Positive, refused
@@ -67,11 +67,11 @@ class Latent(HeadAttention):
         self.down_proj = _linear(site.memory_width or site.d_model, self.rank)
         self.k_up_proj = _linear(self.rank, site.heads * width, bias=False)
         self.v_up_proj = _linear(self.rank, site.heads * width)
-        self.latent_norm = RMSNorm(self.rank) if norm else nn.Identity()
+        self.latent_norm = ChannelNorm(self.rank) if norm else nn.Identity()
         del self.k_proj, self.v_proj
         if q_rank is not None:
             self.q_down_proj, self.q_up_proj = _linear(site.d_model, q_rank), _linear(q_rank, site.heads * width)
-            self.q_norm = RMSNorm(q_rank) if norm else nn.Identity()
+            self.q_norm = ChannelNorm(q_rank) if norm else nn.Identity()
             del self.q_proj
         self.q_rank = q_rank
         if self.turned:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.bases.normed_heads import RMSNorm
+from mtkit.attention.bases.channel_norm import ChannelNorm
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.kernels.dot_product import attend, upcast, weighted
@@ -56,7 +56,7 @@ class Differential(ScoreAttention):
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * site.layer) if lambda_init is None else lambda_init
         for name in VECTORS:
             self.register_parameter(name, nn.Parameter(0.1 * torch.randn(self.projection.key_width)))
-        self.pair_norm = RMSNorm(2 * self.projection.value_width) if norm == "rms" else nn.Identity()
+        self.pair_norm = ChannelNorm(2 * self.projection.value_width) if norm == "rms" else nn.Identity()
 
     @property
     def subtracted(self) -> Tensor:
@@ -128,7 +128,7 @@ class Differential(ScoreAttention):
                     maps[:, head] @ torch.cat([pairs.values[:, first], pairs.values[:, first + 1]], -1) + added
                 )
             output = parts[0] - self.subtracted * parts[1]
-            if isinstance(self.pair_norm, RMSNorm):
+            if isinstance(self.pair_norm, ChannelNorm):
                 output = output / (output.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.pair_norm.weight
             heads += ((1 - self.lambda_init) * output).chunk(2, -1)
         return Attended(self.merge_heads(torch.stack(heads, 1), inputs.query), weights=maps)

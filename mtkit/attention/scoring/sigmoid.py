@@ -24,7 +24,8 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.bases.normed_heads import NormedHeads, RMSNorm
+from mtkit.attention.bases.channel_norm import ChannelNorm
+from mtkit.attention.bases.normed_heads import NormedHeads
 from mtkit.attention.bases.score_attention import Pairs
 from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.kernels.dot_product import upcast
@@ -55,7 +56,7 @@ class Sigmoid(NormedHeads):
     ) -> None:
         super().__init__(site, qk_norm=qk_norm)
         self.bias = bias
-        self.output_norm = RMSNorm(self.projection.joined_width) if output_norm else nn.Identity()
+        self.output_norm = ChannelNorm(self.projection.joined_width) if output_norm else nn.Identity()
 
     def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """Return the sigmoids of logits, positions and bias, in float32 at least; zero where keys are hidden."""
