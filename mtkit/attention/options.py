@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 from mtkit.attention.contract import Site
 from mtkit.errors import MtkitError, did_you_mean, shown
@@ -191,12 +191,23 @@ class Option:
 
 
 def declared(kind: Callable[..., Any]) -> dict[str, Option]:
-    """Return the options of a mechanism or slot by name."""
+    """Return the options of a mechanism or slot by name.
+
+    A constructor may pass some on to its base class as `**shared: Unpack[Names]`, where Names is a TypedDict: their
+    defaults are those of the base class.
+    """
     parameters = inspect.signature(kind).parameters.values()
     options = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    passed_on = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.VAR_KEYWORD]
     constructor: Any = kind.__init__ if isinstance(kind, type) else kind  # type: ignore[misc]
-    hints = get_type_hints(constructor, include_extras=True) if options else {}
-    return {parameter.name: _option(parameter.default, hints[parameter.name]) for parameter in options}
+    hints = get_type_hints(constructor, include_extras=True) if options or passed_on else {}
+    known = {parameter.name: _option(parameter.default, hints[parameter.name]) for parameter in options}
+    if passed_on and get_origin(hint := hints.get(passed_on[0].name)) is Unpack:
+        base: Any = kind.__base__  # type: ignore[attr-defined]
+        defaults = inspect.signature(base).parameters
+        for name, shared in get_type_hints(get_args(hint)[0], include_extras=True).items():
+            known[name] = _option(defaults[name].default, shared)
+    return known
 
 
 def _option(default: Any, hint: Any) -> Option:

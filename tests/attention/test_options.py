@@ -1,7 +1,7 @@
 """Options as they are declared: what each kind of annotation takes, how it reads, and the choice by layer."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict, Unpack
 
 import numpy as np
 import pytest
@@ -127,3 +127,25 @@ def test_the_annotation_says_what_a_default_of_null_means() -> None:
     assert option.allows(None)
     assert option.allows(3)
     assert not option.allows(-1)
+
+
+def test_options_that_are_passed_on_have_the_defaults_of_the_base_class() -> None:
+    class Shared(TypedDict, total=False):
+        taps: Annotated[int, Within(0, 4)]
+
+    class Base:
+        def __init__(self, *, taps: int = 3, hidden: int = 1) -> None:
+            self.taps = taps
+
+    class Passing(Base):
+        def __init__(self, *, own: Positive = 2, **shared: Unpack[Shared]) -> None:
+            super().__init__(**shared)
+
+    assert {name: option.default for name, option in declared(Passing).items()} == {"own": 2, "taps": 3}
+    check("it", Passing, {"taps": 4})
+    with pytest.raises(MtkitError, match="taps = 5 must be a whole number from 0 to 4"):
+        check("it", Passing, {"taps": 5})
+    for unknown in ("hidden", "tap"):
+        with pytest.raises(MtkitError, match=f"no option '{unknown}'"):
+            check("it", Passing, {unknown: 1})
+    assert Passing(taps=1).taps == 1

@@ -6,7 +6,7 @@ only.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, p
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.linear._decayed_sums import Terms, read_both_ways, read_causal, read_literally, read_next
 from mtkit.attention.linear._short_convolution import ShortConvolution
-from mtkit.attention.options import OneOf, Within
+from mtkit.attention.options import OneOf, Positive, Within
 from mtkit.attention.registry import fill
 from mtkit.attention.slots import OWN_VECTORS, Projection, combining
 
@@ -37,6 +37,22 @@ def unbiased(inputs: int, outputs: int) -> nn.Linear:
     linear = nn.Linear(inputs, outputs, bias=False)
     nn.init.xavier_uniform_(linear.weight)
     return linear
+
+
+class Outputs(TypedDict, total=False):
+    """Options of all mechanisms with decayed sums, which they pass on: `**shared: Unpack[Outputs]`."""
+
+    value_expand: Expand
+    norm: Norm
+    output_gate: Gate
+    chunk: Positive
+
+
+class Heads(Outputs, total=False):
+    """The same with options of queries and keys."""
+
+    key_expand: Expand
+    short_conv: Taps
 
 
 class DecayedAttention(HeadAttention):
@@ -59,10 +75,10 @@ class DecayedAttention(HeadAttention):
         *,
         key_expand: float = 1.0,
         value_expand: float = 1.0,
-        short_conv: int,
-        norm: str,
-        output_gate: str,
-        chunk: int,
+        short_conv: int = 0,
+        norm: str = "rms",
+        output_gate: str = "silu",
+        chunk: int = 64,
     ) -> None:
         projection = projection or fill("projection", site) or Projection(site)
         projection.key_width = max(1, round(projection.key_width * key_expand))

@@ -10,14 +10,14 @@ Cost: O(T (c K + c V + K V)) time for chunks of c, and O(T K log c) exponentials
 K V numbers per head, at any position.
 """
 
-from typing import Annotated
+from typing import Annotated, Unpack
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.dot_product import upcast
-from mtkit.attention.linear._decayed_attention import DecayedAttention, Expand, Gate, Norm, Taps, unbiased
+from mtkit.attention.linear._decayed_attention import DecayedAttention, Heads, unbiased
 from mtkit.attention.linear._decayed_sums import Terms
 from mtkit.attention.options import Positive, Within
 
@@ -47,22 +47,9 @@ class GLA(DecayedAttention):
         gate_rank: Positive = 16,
         gate_temperature: Annotated[float, Within(1e-2, 1e4)] = 16.0,
         gate_bias: Annotated[float, Within(-100.0, 100.0)] = 0.0,
-        key_expand: Expand = 1.0,
-        value_expand: Expand = 1.0,
-        short_conv: Taps = 0,
-        norm: Norm = "rms",
-        output_gate: Gate = "silu",
-        chunk: Positive = 64,
+        **shared: Unpack[Heads],
     ) -> None:
-        super().__init__(
-            site,
-            key_expand=key_expand,
-            value_expand=value_expand,
-            short_conv=short_conv,
-            norm=norm,
-            output_gate=output_gate,
-            chunk=chunk,
-        )
+        super().__init__(site, **shared)
         self.temperature = gate_temperature
         self.decay_down = unbiased(site.d_model, gate_rank)
         self.decay_up = nn.Linear(gate_rank, site.heads * self.projection.key_width)

@@ -13,15 +13,15 @@ Cost: O(T (c K + c V + K V)) time for chunks of c, O(T) memory. A step reads and
 position.
 """
 
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Site
-from mtkit.attention.linear._decayed_attention import DecayedAttention, Expand, Gate, Norm, Taps
+from mtkit.attention.linear._decayed_attention import DecayedAttention, Heads
 from mtkit.attention.linear._decayed_sums import Terms
-from mtkit.attention.options import Positive, Within
+from mtkit.attention.options import Within
 from mtkit.attention.positions import Rotary
 from mtkit.attention.slots import OWN_VECTORS, combining
 
@@ -51,22 +51,9 @@ class Retention(DecayedAttention):
         *,
         decay_base: Annotated[float, Within(1.0, 60.0)] = 5.0,
         rotary: bool = True,
-        key_expand: Expand = 1.0,
-        value_expand: Expand = 1.0,
-        short_conv: Taps = 0,
-        norm: Norm = "rms",
-        output_gate: Gate = "silu",
-        chunk: Positive = 64,
+        **shared: Unpack[Heads],
     ) -> None:
-        super().__init__(
-            site,
-            key_expand=key_expand,
-            value_expand=value_expand,
-            short_conv=short_conv,
-            norm=norm,
-            output_gate=output_gate,
-            chunk=chunk,
-        )
+        super().__init__(site, **shared)
         self.decay_base = decay_base
         if rotary:
             self.positions = Rotary(site, self.projection.key_width)

@@ -10,6 +10,8 @@ Cost: O(T (c N + c V + N V)) time per head for chunks of c and states of N chann
 writes N V numbers per head, at any position.
 """
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,7 +19,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.channel_norm import ChannelNorm
 from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.kernels.dot_product import upcast
-from mtkit.attention.linear._decayed_attention import DecayedAttention, Expand, Gate, Norm, Taps
+from mtkit.attention.linear._decayed_attention import DecayedAttention, Outputs, Taps
 from mtkit.attention.linear._decayed_sums import Terms
 from mtkit.attention.linear._learned_rates import first_biases, first_rates
 from mtkit.attention.options import Positive, refused
@@ -61,23 +63,13 @@ class SSD(DecayedAttention):
         *,
         state_width: Positive = 64,
         groups: Positive = 1,
-        value_expand: Expand = 1.0,
         skip: bool = True,
         short_conv: Taps = 4,
-        norm: Norm = "rms",
-        output_gate: Gate = "silu",
-        chunk: Positive = 64,
+        **shared: Unpack[Outputs],
     ) -> None:
-        super().__init__(
-            site,
-            _SharedKeys(site, groups, state_width),
-            value_expand=value_expand,
-            short_conv=short_conv,
-            norm=norm,
-            output_gate=output_gate,
-            chunk=chunk,
-        )
-        self.norm = None if norm == "none" else ChannelNorm(self.projection.joined_width, norm)
+        super().__init__(site, _SharedKeys(site, groups, state_width), short_conv=short_conv, **shared)
+        if self.norm is not None:
+            self.norm = ChannelNorm(self.projection.joined_width, shared.get("norm", "rms"))
         self.step_proj = nn.Linear(site.d_model, site.heads)
         nn.init.xavier_uniform_(self.step_proj.weight)
         with torch.no_grad():
