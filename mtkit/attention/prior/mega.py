@@ -6,8 +6,8 @@ v = silu(W_v x), r = silu(W_r x'), u = sigmoid(W_u x'), o = softmax(q k^T / sqrt
 u * (h - x) with h = silu(W_h x' + U_h(r * o)). In the encoder role e has a second average from the right; both include
 the token itself. In the cross role q = W_q x, r and u come from x, k and v = silu(.) from the memory, W_h x' is left
 out, and values are as wide as the model. `activation=laplace` has weights laplace(q k^T / n + b) for n visible keys.
-The equations were checked against the authors' code, which a later option lets leave the token itself out of the
-average from the right. Section numbers are from memory.
+The equations were checked against the authors' code, not against the paper's text. A later version of the code can
+leave the token itself out of the average from the right.
 Departures: x + u * (h - x) of the paper is the output and the residual around it, with x as it enters the layer; in a
 pre-norm model x in u * (h - x) is normalised, and dropout around the layer acts on the sum. Dropout otherwise acts
 on attention weights only. The last chunk may be short. The cross role has no chunks and no average. The number of

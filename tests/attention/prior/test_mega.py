@@ -240,3 +240,8 @@ def test_weights_of_the_average_are_not_rounded() -> None:
     stack = stacked(Case("mega", "decoder", "small", {"ema": 3}))
     unrounded = unrounded_parts(stack)
     assert {type(part) for part in unrounded} == {MovingAverage}
+
+
+def test_it_has_no_heads_to_mix_with_others() -> None:
+    with pytest.raises(MtkitError, match="mega"):
+        build("mega:2+full:2", role="encoder", d_model=32, heads=4)

@@ -179,3 +179,8 @@ def test_learned_numbers_are_the_bias_by_distance() -> None:
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MtkitError, match=message):
         make(**options)
+
+
+def test_it_has_no_heads_to_mix_with_others() -> None:
+    with pytest.raises(MtkitError, match="gau"):
+        build("gau:2+full:2", role="encoder", d_model=32, heads=4)
