@@ -1,9 +1,10 @@
 """Longformer: a sliding window, optionally dilated, and a few global tokens with their own projections.
 
 Paper: Beltagy, Peters and Cohan, "Longformer: The Long-Document Transformer", 2020, arXiv 2004.05150, section 3.1.
-Departures: the first tokens are global, or in the encoder the separators of documents (the paper chooses them by task);
-the option is the radius on each side. In the decoder role global tokens are an extension (the paper's autoregressive
-model has none): every set of keys ends at the query's own position. In the cross role the paper's LED keeps full
+Departures: the first tokens are global, or the separators of documents (the paper chooses them by task); the option is
+the radius on each side. In the decoder role global tokens are an extension (the paper's autoregressive model has none):
+every set of keys ends at the query's own position, and separators are global keys only, as global queries would need
+the second projections of all earlier tokens. In the cross role the paper's LED keeps full
 attention.
 Cost: O(T (r + g)). A step costs O(r + g), at any position, and keeps r d + 1 + g tokens for dilation d.
 """
@@ -23,10 +24,19 @@ from mtkit.attention.kernels.pattern import Band, Columns, Pattern, Rows
 from mtkit.attention.kernels.sparse import dense_attend, visible_pairs
 from mtkit.attention.marks import separators
 from mtkit.attention.options import NaturalByLayer, Null, OneOf, PositiveByLayer, of_layer, refused
-from mtkit.attention.sparse._marked_globals import at, listed, replace_rows, window_and_globals
+from mtkit.attention.sparse._marked_globals import (
+    at,
+    listed,
+    replace_rows,
+    start_steps,
+    step_window_and_globals,
+    window_and_globals,
+)
 
 GLOBAL_AT = ("first", "separators", "both")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+Computed = tuple[Tensor, Tensor | None, Tensor | None]
+"""Outputs (B, H, T, V), weights (B, H, T, T) and visible keys of all queries."""
 
 
 class Longformer(PatternAttention):
@@ -35,7 +45,7 @@ class Longformer(PatternAttention):
     window_radius: steps seen on each side, one number or one per layer. dilation: positions per step, one number or one
     per layer. global_tokens: number of first tokens that see all tokens and are seen by all. global_separate_proj:
     whether global tokens have their own projections for queries, keys and values. global_at: which tokens are global:
-    the first, the separators between the sentences of a document (only in the encoder), or both.
+    the first, the separators between the sentences of a document, or in the encoder both.
     """
 
     roles = published = frozenset({"encoder", "decoder"})
@@ -79,7 +89,8 @@ class Longformer(PatternAttention):
         if self.at_separators:
             self._check_separators(global_at)
             self.reads_marks = True
-        self.separate = global_separate_proj and (self.globals > 0 or self.at_separators)
+        queries = self.at_separators and not site.causal
+        self.separate = global_separate_proj and (self.globals > 0 or queries)
         pattern: Pattern = Band(self.radius, self.radius, self.dilation)
         if self.globals:
             pattern = pattern | Columns(self.globals)
@@ -94,8 +105,8 @@ class Longformer(PatternAttention):
                 self.add_module(f"global_{name}", copy)
 
     def _check_separators(self, global_at: str) -> None:
-        if self.site.causal:
-            raise refused("global_at", global_at, "be first in the decoder role")
+        if self.site.causal and global_at == "both":
+            raise refused("global_at", global_at, "be first or separators in the decoder role")
         if not is_plain(self.positions):
             raise refused("global_at", global_at, "be first with positions that change scores")
 
@@ -139,11 +150,32 @@ class Longformer(PatternAttention):
         if weighs:
             position = torch.arange(query.shape[1], device=query.device)
             seen = Band(self.radius, self.radius, self.dilation).sees(position.unsqueeze(1), position)
-            visible = visible_pairs((seen | chosen.unsqueeze(1)).unsqueeze(1), False, valid)
+            visible = visible_pairs((seen | chosen.unsqueeze(1)).unsqueeze(1), self.site.causal, valid)
             heads, weights = dense_attend(q, k, v, visible, self.scale, None, self.dropout)
         else:
-            window = {"radius": self.radius, "dilation": self.dilation}
-            heads = window_and_globals(q, k, v, chosen, **window, scale=self.scale, valid=valid, dropout=self.dropout)
+            heads = window_and_globals(
+                q,
+                k,
+                v,
+                chosen,
+                radius=self.radius,
+                dilation=self.dilation,
+                scale=self.scale,
+                valid=None if self.site.causal else valid,  # no real query sees the padding after it
+                dropout=self.dropout,
+                causal=self.site.causal,
+            )
+        if not self.site.causal:
+            heads, weights, visible = self._with_global_queries(inputs, chosen, (q, k, v), (heads, weights, visible))
+        read = weights if self.regularizes_weights else None
+        losses = self.losses(heads, v, read, valid, visible=visible, marks=inputs.query_marks)
+        return Attended(self.merge_heads(heads, query), weights=weights if inputs.need_weights else None, losses=losses)
+
+    def _with_global_queries(
+        self, inputs: Inputs, chosen: Tensor, local: tuple[Tensor, Tensor, Tensor], computed: Computed
+    ) -> Computed:
+        """Replace the outputs, weights and visible keys of the chosen queries: they see all keys."""
+        query, valid, (q, k, v), (heads, weights, visible) = inputs.query, inputs.query_valid, local, computed
         index, some = listed(chosen)
         rows, keys, values = self._global_heads(query, query) if self.separate else (q, k, v)
         first, first_weights = attend(
@@ -153,15 +185,13 @@ class Longformer(PatternAttention):
             scale=self.scale,
             valid=valid,
             dropout=self.dropout,
-            need_weights=weighs,
+            need_weights=weights is not None,
         )
         heads = replace_rows(heads, first, index, some)
         if weights is not None and visible is not None and first_weights is not None:
             weights = replace_rows(weights, first_weights, index, some)
             visible = visible | chosen[:, None, :, None]
-        read = weights if self.regularizes_weights else None
-        losses = self.losses(heads, v, read, valid, visible=visible, marks=inputs.query_marks)
-        return Attended(self.merge_heads(heads, query), weights=weights if inputs.need_weights else None, losses=losses)
+        return heads, weights, visible
 
     def _with_first(self, first: Tensor, weights: Tensor) -> Tensor:
         """Replace the global queries' rows of weights (B, H, T, T) by their weights (B, H, g, T or g)."""
@@ -229,6 +259,9 @@ class Longformer(PatternAttention):
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return the window's empty caches, and a cache for the global tokens' second keys and values."""
+        if self.at_separators:
+            like = self.q_proj.weight
+            return {**start_steps(inputs.batch_size, inputs.hypotheses, like, **self.cache_shapes), "count": 0}, None
         state, _ = super().begin(inputs)
         if self.separate:
             state["global"] = start_cache(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes)
@@ -237,6 +270,8 @@ class Longformer(PatternAttention):
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """Read the window and the global tokens before it; a global token reads all tokens before it."""
         query = inputs.query
+        if self.at_separators:
+            return self._advance_marked(inputs, state)
         second, t = state.get("global"), state["count"]
         heads, weights, state = self.heads_of_step(query, state, inputs.need_weights)
         if second is not None:
@@ -257,6 +292,20 @@ class Longformer(PatternAttention):
             state["global"] = second
         return Attended(self.merge_heads(heads.transpose(1, 2), query), weights=weights), state
 
+    def _advance_marked(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
+        """Read the window and the separators before it."""
+        query, t = inputs.query, state["count"]
+        here = torch.full((1,), t, device=query.device) if self.positions is not None else None
+        rows = query.flatten(0, 1).unsqueeze(1)
+        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.queries_keys_values(rows, here))
+        chosen = None if inputs.query_marks is None else separators(inputs.query_marks)
+        window = {"radius": self.radius, "dilation": self.dilation}
+        heads, weights, after = step_window_and_globals(
+            state, q, k, v, chosen, **window, scale=self.scale, need_weights=inputs.need_weights
+        )
+        output = self.merge_heads(heads.transpose(1, 2), query)
+        return Attended(output, weights=weights), {**after, "count": t + 1}
+
     @packing
     def naive(self, inputs: Inputs) -> Attended:
         """The same from all pairs under a mask, for the local and for the global projections."""
@@ -270,8 +319,10 @@ class Longformer(PatternAttention):
             real = torch.ones_like(query[..., 0]).bool() if inputs.query_valid is None else inputs.query_valid
             is_global, visible = (x.expand(len(query), 1, -1, -1).clone() for x in (is_global, visible))
             for segment, token in ((inputs.query_marks % 2 == 1) & real).nonzero().tolist():
-                visible[segment, 0, :, token] = is_global[segment, 0, token] = True
-                visible[segment, 0, token] = real[segment]
+                visible[segment, 0, token if self.site.causal else 0 :, token] = True
+                if not self.site.causal:
+                    is_global[segment, 0, token] = True
+                    visible[segment, 0, token] = real[segment]
         outputs = [
             dense_attend(q, k, v, visible, self.scale, self.positions)
             for q, k, v in (local, self._global_heads(query, query) if self.separate else local)

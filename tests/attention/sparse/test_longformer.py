@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
+from mtkit.attention import build, reorder
 from mtkit.attention.marks import marks_from
 from mtkit.errors import MtkitError
 
@@ -161,11 +161,48 @@ def test_first_tokens_and_separators_may_both_be_global() -> None:
 
 def test_what_separators_cannot_combine_with_is_refused() -> None:
     options = {"d_model": 16, "heads": 2, "global_at": "separators"}
-    with pytest.raises(MtkitError, match="be first in the decoder role"):
-        build("longformer", role="decoder", **options)
+    with pytest.raises(MtkitError, match="be first or separators in the decoder role"):
+        build("longformer", role="decoder", **(options | {"global_at": "both"}))
     with pytest.raises(MtkitError, match="be first with positions"):
         build("longformer", role="encoder", positions="alibi", **options)
     with pytest.raises(MtkitError, match="global_at"):
         build("longformer", role="encoder", **{**options, "global_at": "last"})
     assert build("longformer", role="encoder", positions="rotary", **options).reads_marks
     assert not build("longformer", role="encoder", d_model=16, heads=2).reads_marks
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+@torch.no_grad()
+def test_in_the_decoder_separators_are_seen_by_all_later_tokens(dilation: int) -> None:
+    """Against a loop over pairs; each step gives the same outputs and weights, whatever its hypothesis has seen."""
+    options = {"window_radius": 2, "dilation": dilation, "global_at": "separators"}
+    attention = build("longformer", role="decoder", d_model=16, heads=2, **options).eval()
+    assert not any("global" in name for name, _ in attention.named_parameters())
+    x, breaks = torch.randn(3, 20, 16), torch.zeros(3, 20, dtype=torch.bool)
+    breaks[0, [3, 4, 11]] = breaks[2, [1, 17]] = True
+    whole = attention(x, query_marks=marks_from(breaks), need_weights=True)
+    seen = torch.zeros(3, 20, 20, dtype=torch.bool)
+    for segment in range(3):
+        for i in range(20):
+            near = {i, i - dilation, i - 2 * dilation}
+            for j in range(i + 1):
+                seen[segment, i, j] = j in near or bool(breaks[segment, j])
+    q, (k, v) = attention.queries(x), attention.keys_values(x)
+    weights = ((q @ k.mT) * 8**-0.5).masked_fill(~seen.unsqueeze(1), float("-inf")).softmax(-1)
+    expected = attention.out_proj((weights @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(whole.output, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole.weights, weights, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(attention(x, query_marks=marks_from(breaks)).output, expected, atol=1e-5, rtol=1e-5)
+    state, _ = attention.start(1, hypotheses=3)
+    for t in range(20):
+        marks = marks_from(breaks)[:, t].unsqueeze(0)
+        attended, state = attention.step(x[:, t].unsqueeze(0), state, need_weights=True, query_marks=marks)
+        torch.testing.assert_close(attended.output[0], expected[:, t], atol=1e-5, rtol=1e-5)
+        assert attended.weights is not None
+        torch.testing.assert_close(attended.weights[0].transpose(0, 1), weights[:, :, t, : t + 1], atol=1e-5, rtol=1e-5)
+        if t == 12:  # the second hypothesis goes on from the first one's past
+            state = reorder(state, torch.tensor([[0, 0, 2]]))
+            x[1], breaks[1] = x[0], breaks[0]
+            expected[1], weights[1] = expected[0], weights[0]
+    assert state["listed"]["keys"].shape[3] <= 4
+    assert state["window"]["keys"].shape[3] <= 8  # the first capacity of caches
