@@ -267,7 +267,7 @@ def _title(side: SideScores) -> str:
     title = f"{hypotheses} against {', '.join(map(str, side.files[0].references))}"
     if side.documents is None:
         return title
-    return f"{title}, {side.segments:,} documents of {side.documents.lines:,} lines in all"
+    return f"{title}, documents: {side.segments:,}, lines: {side.documents.lines:,}"
 
 
 def _document_parts(side: SideScores) -> list[str]:

@@ -3,8 +3,10 @@
 The model is that of fast_align: Dyer, Chahuneau and Smith, "A Simple, Fast, and Effective Reparameterization of IBM
 Model 2", NAACL 2013. Target word j of n translates source word i of m with the prior probability
 (1 - p0) / Z * exp(-tension * |i / m - j / n|), or no word with p0; t(y | x) is learned by expectation and maximisation.
-Departures: the tension is fixed, t has no Dirichlet prior, and source word i and target word j are linked if i is
-likeliest to have caused j and, of all target words, j is likeliest to be caused by i: a word has at most one link.
+Departures: the tension is fixed, t has no Dirichlet prior, and a word has at most one link. Source word x at i and
+target word y at j are linked if i has the largest posterior of all places for j, and y the largest strength of all
+words of the line for x: t(y | x) * c(x, y) / c(y), with expected counts c. The strength is the same in all lines, so
+that of several characters that translate a word, in scripts without spaces, the same one is linked each time.
 """
 
 from collections.abc import Sequence
@@ -32,6 +34,9 @@ CELLS = 1 << 24
 
 LONGEST = 1000
 """Maximum words of a side; longer lines have no links."""
+
+DIGITS, ALIKE = 9, 1e-9
+"""Decimals of posteriors, and the relative difference up to which strengths are equal."""
 
 Ids = NDArray[np.int64]
 
@@ -66,17 +71,21 @@ def link_pairs(
         if table is None or not 0 < len(source) <= LONGEST or not 0 < len(target) <= LONGEST:
             links.append([])
             continue
-        keys, likely = table
+        keys, likely, strength = table
         wanted = _keys(source, target, size)
         at = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
-        joint = np.where(keys[at] == wanted, likely[at], 0.0) * _prior(len(source), len(target))
-        posterior = joint / np.maximum(joint.sum(1, keepdims=True), np.finfo(np.float64).tiny)
-        best, partner = posterior.argmax(1), posterior[:, 1:].argmax(0)
+        learned = keys[at] == wanted
+        joint = np.where(learned, likely[at], 0.0) * prior_of_places(len(source), len(target))
+        # rounded: of equally likely places the first, whatever the order of sums
+        posterior = (joint / np.maximum(joint.sum(1, keepdims=True), np.finfo(np.float64).tiny)).round(DIGITS)
+        strong = np.where(learned, strength[at], 0.0)
+        # of equally strong words, such as one that occurs twice in the line, the one with the largest posterior
+        partner = np.where(strong >= strong.max(0) * (1 - ALIKE), posterior, -1.0).argmax(0)
         links.append(
             [
                 (int(word) - 1, place)
-                for place, word in enumerate(best)
-                if word > 0 and posterior[place, word] > 0 and partner[word - 1] == place
+                for place, word in enumerate(posterior.argmax(1))
+                if word > 0 and posterior[place, word] > 0 and partner[word] == place
             ]
         )
     return links
@@ -86,10 +95,10 @@ def _step(pairs: Sequence[tuple[Ids, Ids]]) -> int:
     return max(1, -(-sum((len(source) + 1) * len(target) for source, target in pairs) // CELLS))
 
 
-def _learn(pairs: Sequence[tuple[Ids, Ids]], size: int, progress: ProgressBar) -> tuple[Ids, Numbers]:
-    """Return the keys of the pairs of words that occur together, ascending, and t(y | x) of each."""
+def _learn(pairs: Sequence[tuple[Ids, Ids]], size: int, progress: ProgressBar) -> tuple[Ids, Numbers, Numbers]:
+    """Return the keys of the pairs of words that occur together, ascending, and t(y | x) and the strength of each."""
     cells = np.concatenate([_keys(source, target, size).ravel() for source, target in pairs])
-    prior = np.concatenate([_prior(len(source), len(target)).ravel() for source, target in pairs])
+    prior = np.concatenate([prior_of_places(len(source), len(target)).ravel() for source, target in pairs])
     each = np.concatenate([np.full(len(target), len(source) + 1) for source, target in pairs])
     begins = np.cumsum(each) - each
     keys, cells = np.unique(cells, return_inverse=True)
@@ -99,7 +108,8 @@ def _learn(pairs: Sequence[tuple[Ids, Ids]], size: int, progress: ProgressBar) -
         share /= np.repeat(np.add.reduceat(share, begins), each)
         counts = np.bincount(cells, weights=share)
         likely = counts / np.bincount(keys // size, weights=counts)[keys // size]
-    return keys, likely
+    of_targets = np.bincount(keys % size, weights=counts)
+    return keys, likely, likely * counts / of_targets[keys % size]
 
 
 def _keys(source: Ids, target: Ids, size: int) -> Ids:
@@ -107,7 +117,7 @@ def _keys(source: Ids, target: Ids, size: int) -> Ids:
     return np.concatenate([[0], source]) * size + target[:, None]
 
 
-def _prior(source: int, target: int) -> Numbers:
+def prior_of_places(source: int, target: int) -> Numbers:
     """Return the prior probabilities (target, 1 + source) for these numbers of words."""
     places = np.arange(1, source + 1) / source, np.arange(1, target + 1)[:, None] / target
     near = np.exp(-TENSION * np.abs(places[0] - places[1]))

@@ -46,7 +46,7 @@ def typed(*arguments: str) -> Result:
 
 def test_runs_are_compared_by_documents_that_one_of_them_knows() -> None:
     shown = typed("--name", "one", "--name", "two", "--output", "picture.png")
-    assert "2 documents of 30 lines in all" in shown.stdout
+    assert "documents: 2, lines: 30" in shown.stdout
     assert [line.split()[0] for line in shown.stdout.split("\n\n")[1].split("\n")[1::2]] == [
         "d-BLEU",
         "d-chrF",

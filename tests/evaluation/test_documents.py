@@ -188,8 +188,12 @@ def test_directions_have_their_own_tokenizer(files: list[Translated], tmp_path: 
 
 def test_tables_and_objects(files: list[Translated]) -> None:
     found = score_side("test", files, metrics=["BLEU", "chrF"], documents=True)
+    assert found.documents is not None
+    reference, one, two = found.documents.pairs
+    assert len({reference, one, two}) == 3
     text = side_text(found)
-    assert "3 documents of 40 lines in all" in text
+    assert f"; pairs: reference {reference:,}, one {one:,}, two {two:,}" in text
+    assert "documents: 3, lines: 40" in text
     assert "the reference has 100.00 (100.00 to 100.00); pairs: reference" in text
     head, first, *_ = text.split("\n\n")[-1].split("\n")
     assert head.split("  ")[0] == "line in document"

@@ -3,12 +3,13 @@
 import itertools
 import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 
+import numpy as np
 import pytest
 
 from mtkit.evaluation import word_links
-from mtkit.evaluation.word_links import ITERATIONS, NO_WORD, TENSION, link_pairs, terms_of
+from mtkit.evaluation.word_links import ITERATIONS, NO_WORD, TENSION, link_pairs, prior_of_places, terms_of
 
 SOURCES = [line.split() for line in ("the dog", "the old dog", "a dog sees the cat", "a cat", "the old house", "old")]
 TARGETS = [line.split() for line in ("der hund", "der alte hund", "hund katze der sieht", "katze", "haus alte", "alte")]
@@ -22,6 +23,9 @@ def naive(sources: list[list[str]], targets: list[list[str]]) -> list[list[tuple
             return NO_WORD
         near = [math.exp(-TENSION * abs((each + 1) / source - (other + 1) / target)) for each in range(source)]
         return (1 - NO_WORD) * near[place] / sum(near)
+
+    def rank(strong: float, likely: float) -> tuple[float, float]:
+        return round(strong, 9), round(likely, 9)
 
     likely: dict[tuple[str | None, str], float] = defaultdict(lambda: 1.0)
 
@@ -45,6 +49,10 @@ def naive(sources: list[list[str]], targets: list[list[str]]) -> list[list[tuple
                     totals[word] += share
         likely.clear()
         likely.update({pair: count / totals[pair[0]] for pair, count in counts.items()})
+        strength = {
+            (one, other): count**2 / totals[one] / sum(line.count(other) for line in targets)
+            for (one, other), count in counts.items()
+        }
     links = []
     for source, target in zip(sources, targets, strict=True):
         table = [posterior(source, target, other) for other in range(len(target))]
@@ -52,8 +60,11 @@ def naive(sources: list[list[str]], targets: list[list[str]]) -> list[list[tuple
             [
                 (place, other)
                 for other, place in itertools.product(range(len(target)), range(len(source)))
-                if max(table[other], key=lambda each: table[other][each]) == place
-                and max(range(len(target)), key=lambda each: table[each][place]) == other
+                if max(table[other], key=lambda each: round(table[other][each], 9)) == place
+                and max(
+                    range(len(target)), key=lambda each: rank(strength[source[place], target[each]], table[each][place])
+                )
+                == other
             ]
         )
     return links
@@ -63,6 +74,23 @@ def test_links_are_those_of_the_model_written_word_by_word() -> None:
     links = link_pairs(SOURCES, TARGETS)
     assert links == naive(SOURCES, TARGETS)
     assert links[1] == [(0, 0), (1, 1), (2, 2)]
+    draw = random.Random(4)
+    sources, targets = (
+        [[f"{side}{int(draw.paretovariate(0.5)) % 40}" for _ in range(draw.randint(1, 9))] for _ in range(80)]
+        for side in "st"
+    )
+    links = link_pairs(sources, targets)
+    assert sum(map(len, links)) > 100
+    assert links == naive(sources, targets)
+
+
+def test_near_places_are_likelier() -> None:
+    near, far = math.exp(-TENSION * 0.5), 1.0  # |1/2 - 2/2|, and the same place
+    share = (1 - NO_WORD) / (near + far)
+    assert prior_of_places(2, 2) == pytest.approx(
+        np.array([[NO_WORD, far, near], [NO_WORD, near, far]]) * [1, share, share]
+    )
+    assert prior_of_places(7, 3).sum(1) == pytest.approx(1)
 
 
 def test_words_in_another_order_find_their_translations() -> None:
@@ -77,6 +105,24 @@ def test_words_in_another_order_find_their_translations() -> None:
     ]
     assert sum(one == other for one, other in found) > 0.97 * 6 * 200
     assert len(found) <= 6 * 200
+
+
+def test_of_several_characters_for_a_word_the_same_one_is_linked_each_time() -> None:
+    draw = random.Random(2)
+    names = {word: [f"{word}{number}" for number in range(3)] for word in "abcdefghijklmnop"}
+    sources = [draw.sample(sorted(names), 4) for _ in range(150)]
+    targets = [[character for word in draw.sample(line, 4) for character in names[word]] for line in sources]
+    linked: dict[str, Counter[str]] = defaultdict(Counter)
+    for source, target, links in zip(sources, targets, link_pairs(sources, targets), strict=True):
+        for one, other in links:
+            linked[source[one]][target[other]] += 1
+    assert all(counts.most_common(1)[0][1] > 0.95 * counts.total() for counts in linked.values())
+    assert sum(counts.total() for counts in linked.values()) > 0.9 * 4 * 150
+
+
+def test_words_that_occur_twice_have_a_link_each() -> None:
+    links = link_pairs([["a", "b", "a"], ["a", "c"], ["b"]], [["A", "B", "A"], ["A", "C"], ["B"]])
+    assert links[0] == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_lines_without_words_and_unusually_long_lines_have_no_links(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_documents_are_scored_too_if_a_run_knows_them(folder: Path) -> None:
     tree.feed(page)
     shown = " ".join(tree.words)
     assert "Documents of test" in shown
-    assert "2 documents of 7 lines in all" in shown
+    assert "Documents: 2, lines: 7" in shown
     assert "d-BLEU" in shown
     assert shown.count("1-10") >= 2
 
