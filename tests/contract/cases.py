@@ -5,7 +5,7 @@ window or block, at its defaults, and with small options in its variants and aro
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -49,6 +49,8 @@ class Case:
     """Options of the mechanism and slots around it."""
     slow: bool = False
     """Whether only `pytest -m slow` runs it."""
+    repeats: bool = False
+    """Whether it is a variant that stands for its options in one role more; `once` leaves it out."""
 
     @property
     def mechanism(self) -> Mechanism:
@@ -129,13 +131,15 @@ def cases_of(mechanism: Mechanism, met: set[Any]) -> Iterator[Case]:
 
     `met` holds the pairs of slot values that mechanisms before it have.
     """
-    small = small_options(mechanism.kind)
-    for role in sorted(mechanism.roles, key=ROLES.index):
+    small, roles = small_options(mechanism.kind), sorted(mechanism.roles, key=ROLES.index)
+    for role in roles:
         yield Case(mechanism.name, role, "small", small)
         yield Case(mechanism.name, role, "default")
-        for options in variants(mechanism.kind):
-            if can_build(case := Case(mechanism.name, role, label(options), {**small, **options})):
-                yield case
+    for number, options in enumerate(variants(mechanism.kind)):
+        turned = roles[number % len(roles) :] + roles[: number % len(roles)]  # so that no role has all of them
+        each_role = [Case(mechanism.name, role, label(options), {**small, **options}) for role in turned]
+        for times, case in enumerate(filter(can_build, each_role)):
+            yield replace(case, repeats=times > 0)
     several = [
         filled(mechanism, role, held)
         for role, held in covering(mechanism, lambda *how: can_build(filled(mechanism, *how)), met)
@@ -208,6 +212,11 @@ def small(case: Case) -> bool:
 def plain(case: Case) -> bool:
     """No slot filled."""
     return case.setting in ("small", "default")
+
+
+def once(case: Case) -> bool:
+    """Each variant in one of its roles, for what the role changes little."""
+    return not case.repeats
 
 
 def steps(case: Case) -> bool:

@@ -167,23 +167,22 @@ def test_weights_in_bfloat16_serve_as_float32_ones_under_autocast(case: Case) ->
         (exact * upstream).sum().backward()
         assert lost < min(0.03, max(0.02, 2 * relative(expected, exact)))
         assert slopes_lost < max(0.05, 2 * relative(right, gradient(stack)))
+    if steps(case):
+        with torch.no_grad():
+            check_low_steps(stack.eval(), low, memory)
 
 
-@each(steps)
-@torch.no_grad()
-def test_steps_with_weights_in_bfloat16_give_what_forward_gives(case: Case) -> None:
-    stack = make(case, stir=False)
-    stack.layers = stack.layers[:1]
-    query, memory = tokens(2, 1, 9).bfloat16(), memory_for(case, 2, 9)
-    memory = None if memory is None else memory.bfloat16()
-    with torch.autocast("cpu", dtype=torch.bfloat16), LowWeights(stack).in_place():
+def check_low_steps(stack: Stack, low: LowWeights, memory: Tensor | None) -> None:
+    """Asks steps with weights in bfloat16 for what `forward` gives with them."""
+    query = tokens(2, 1, 9).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16), low.in_place():
         output, _ = stack.walk(query, stack.start(2, memory))
         expected = stack(query.flatten(0, 1), memory).unflatten(0, (2, 1))
     assert output.dtype == torch.bfloat16
     lost = relative(output, expected)
     if lost >= 0.02:  # routing makes much of rounding, also of that in a whole sequence
         exact = stack(query.flatten(0, 1).float(), None if memory is None else memory.float()).unflatten(0, (2, 1))
-        assert lost < min(0.03, 3 * relative(expected, exact))
+        assert lost < min(0.03, 3 * relative(expected, exact)), "steps differ from forward"
 
 
 @each(plain)

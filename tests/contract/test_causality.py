@@ -16,7 +16,7 @@ CLOSE = 1e-5
 def cuts(case: Case) -> list[int]:
     """Positions from which tokens change: the second, and around blocks."""
     around = [block + shift for block in case.blocks for shift in (0, 1)]
-    return sorted({1, 2, *around, 33, 70, 100}) if case.small else sorted({2, *around, case.long - 1})
+    return sorted({1, 2, *around, 33, 100}) if case.small else sorted({2, *around, case.long - 1})
 
 
 def check_causal(
@@ -52,22 +52,18 @@ def reads_queries(stack: Stack) -> bool:
 @each(steps)
 @torch.no_grad()
 def test_later_tokens_change_nothing_earlier(case: Case) -> None:
-    others = range(5, case.long, 7) if case.small else ()
+    others = range(5, case.long, 13) if case.small else ()
     # float64: several softmaxes one after the other make more of float32's rounding than `CLOSE`
     query, memory = tokens(1, case.long, dtype=torch.float64), memory_for(case, 1, 9, dtype=torch.float64)
     check_causal(make(case).double(), query, memory, cuts(case), others)
 
 
 @each(lambda case: small(case) and steps(case))
-@torch.no_grad()
-def test_later_tokens_change_nothing_earlier_in_training(case: Case) -> None:
-    check_causal(make(case).train(), tokens(2, 13), memory_for(case, 2, 9), [1, 5])
-
-
-@each(lambda case: small(case) and steps(case))
-def test_no_gradient_flows_from_an_earlier_row_to_a_later_token(case: Case) -> None:
+def test_in_training_no_earlier_row_sees_a_later_token_nor_sends_it_a_gradient(case: Case) -> None:
+    stack = make(case).train()
+    with torch.no_grad():
+        check_causal(stack, tokens(2, 13), memory_for(case, 2, 9), [1, 5])
     query = tokens(1, 13).requires_grad_()
-    stack = make(case)
     output = stack(query, memory_for(case, 1, 9))
     (gradient,) = torch.autograd.grad(output[:, :6].square().sum(), query, materialize_grads=True)
     assert gradient[:, 6:].abs().max() == 0

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from mtkit.attention import ROLES, Attended, build, mechanisms
+from mtkit.attention import ROLES, Attended, Attention, build, mechanisms
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.registry import Mechanism
 from mtkit.attention.slots import SLOTS, Slot
@@ -62,24 +63,20 @@ def test_what_cannot_be_built_is_refused_in_one_line(wrong: dict[str, object], m
     assert "\n" not in str(refusal.value)
 
 
-@each(plain)
-@torch.no_grad()
-def test_it_gives_tokens_of_the_model_width_and_what_attended_holds(case: Case) -> None:
-    attention = make(case).layers[0]
-    attended = attention(tokens(2, 6), memory_for(case, 2, 5))
+def check_attended(attention: Attention, query: Tensor, memory: Tensor | None) -> None:
+    """Asks for tokens of the model's width, and for nothing that was not asked for."""
+    attended = attention(query, memory)
     assert isinstance(attended, Attended)
-    assert attended.output.shape == (2, 6, 32)
+    assert attended.output.shape == query.shape
     assert attended.weights is None
     assert attended.losses == {}, "losses are for training"
     assert attention.longest is None or attention.longest >= attention.site.max_length
 
 
-@each()
-@torch.no_grad()
-def test_weights_are_there_where_they_are_declared_and_only_for_real_keys(case: Case) -> None:
-    attention = make(case).layers[0]
-    query, memory, valid = tokens(2, 6), memory_for(case, 2, 6), valid_mask([6, 3], 6)
-    masks = {"memory_valid": valid} if case.role == "cross" else {"query_valid": valid}
+def check_weights(attention: Attention, query: Tensor, memory: Tensor | None) -> None:
+    """Asks for weights where they are declared, of real keys only, and for the same output with them."""
+    role, valid = attention.site.role, valid_mask([6, 3], 6)
+    masks = {"memory_valid": valid} if role == "cross" else {"query_valid": valid}
     plainly = attention(query, memory, **masks)
     attended = attention(query, memory, **masks, need_weights=True)
     assert apart(attended.output, plainly.output) < 1e-5
@@ -88,10 +85,31 @@ def test_weights_are_there_where_they_are_declared_and_only_for_real_keys(case: 
         return
     maps = getattr(attention, "softmax_heads", 4)  # a mechanism may have another number of softmaxes
     assert attended.weights.shape == (2, maps, 6, 6)
-    rows = slice(None) if case.role == "cross" else slice(3)
+    rows = slice(None) if role == "cross" else slice(3)
     assert attended.weights[1, :, rows, 3:].abs().max() == 0
-    if case.role == "decoder":
+    if role == "decoder":
         assert attended.weights.triu(1).abs().max() == 0
+
+
+def check_carry(below: Attention, above: Attention, query: Tensor, memory: Tensor | None) -> None:
+    """Asks the next layer to read what is carried, if something is."""
+    carry = below(query, memory).carry
+    if carry is None:
+        return
+    other = tree_map(lambda part: torch.randn_like(part) if torch.is_tensor(part) else part, carry)
+    outputs = [above(query, memory, carry=each_carry).output for each_carry in (carry, other)]
+    assert apart(*outputs) > 1e-3, "the next layer does not read what is carried"
+
+
+@each()
+@torch.no_grad()
+def test_it_gives_tokens_weights_of_real_keys_and_a_carry_that_is_read(case: Case) -> None:
+    layers = list(make(case).layers)
+    query, memory = tokens(2, 6), memory_for(case, 2, 6)
+    check_attended(layers[0], query, memory_for(case, 2, 5))
+    check_weights(layers[0], query, memory)
+    if len(layers) > 1:
+        check_carry(*layers, query, memory)
 
 
 @each(lambda case: steps(case) and case.mechanism.weights)
@@ -106,19 +124,6 @@ def test_steps_give_the_weights_of_forward(case: Case) -> None:
         width = attended.weights.shape[-1]
         assert apart(attended.weights[:, :, 0], expected[:, :, position, :width]) < 1e-4
         assert width == 5 if case.role == "cross" else width >= position + 1
-
-
-@each(lambda case: case.small and case.layers > 1)
-@torch.no_grad()
-def test_the_next_layer_reads_what_is_carried(case: Case) -> None:
-    below, above = make(case).layers
-    query, memory = tokens(2, 6), memory_for(case, 2, 5)
-    carry = below(query, memory).carry
-    if carry is None:
-        return
-    other = tree_map(lambda part: torch.randn_like(part) if torch.is_tensor(part) else part, carry)
-    outputs = [above(query, memory, carry=each_carry).output for each_carry in (carry, other)]
-    assert apart(*outputs) > 1e-3
 
 
 @each(plain)

@@ -4,15 +4,14 @@ import torch
 from torch import nn
 
 from mtkit.attention import build
-from tests.contract.cases import Case, each
-from tests.contract.stack import make, memory_for, tokens
+from tests.contract.cases import Case, each, once
+from tests.contract.stack import memory_for, tokens
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
-@each()
-def test_projections_are_linear_with_bias_under_their_four_names(case: Case) -> None:
-    attention = make(case).layers[0]
+def check_projections(case: Case, attention: nn.Module) -> None:
+    """Asks for linear maps with bias under the four names, those that the mechanism has."""
     inputs = {"q_proj": 32, "k_proj": case.memory_width or 32, "v_proj": case.memory_width or 32}
     for name in PROJECTIONS:
         projection = getattr(attention, name, None)
@@ -25,10 +24,11 @@ def test_projections_are_linear_with_bias_under_their_four_names(case: Case) -> 
         assert attention.out_proj.out_features == 32
 
 
-@each()
+@each(once)
 @torch.no_grad()
-def test_the_weights_of_full_are_adopted(case: Case) -> None:
-    attention = make(case).layers[0]
+def test_the_weights_of_full_are_adopted_under_the_names_of_its_projections(case: Case) -> None:
+    attention = case.build().eval()
+    check_projections(case, attention)
     full = build("full", role=case.role, d_model=32, heads=4, memory_width=case.memory_width)
     state = full.state_dict()
     attention.adopt(state)

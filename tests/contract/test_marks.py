@@ -100,7 +100,7 @@ def test_marks_that_are_not_read_change_no_bit(case: Case) -> None:
         # of caches, only what has been written is compared: the rest is not initialised
 
 
-@each(small, slow=lambda case: not (plain(case) or reads(case)))
+@each(small, slow=lambda case: not reads(case))
 @torch.no_grad()
 def test_without_marks_all_are_zero(case: Case) -> None:
     stack, inputs = make(case), given(case)

@@ -103,15 +103,18 @@ def extremes(kind: type, given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield name, value
 
 
-def run(case: Case) -> bool:
-    """Forward, backward and, in a role that steps, steps, all finite; whether it could be built."""
+def run(case: Case, alone: bool = False) -> str:
+    """Forward, backward and, in a role that steps, steps, all finite; why it could not be built, or nothing.
+
+    `alone`: as a stack of one attention.
+    """
     torch.manual_seed(0)
     try:
-        stack = make(case, max_length=LENGTH).double()
-    except MtkitError as refusal:  # a rule of the site, or what takes more than the memory there is
-        if " must " not in str(refusal) and "memory" not in str(refusal):
+        stack = (Stack([case.build(max_length=LENGTH)]) if alone else make(case, max_length=LENGTH)).double()
+    except MtkitError as refusal:  # a rule of the site or role, or what takes more than the memory there is
+        if not any(words in str(refusal) for words in (" must ", "memory", by_role(case.role))):
             raise
-        return False
+        return str(refusal)
     query, memory = (tokens(2, LENGTH, dtype=torch.double).requires_grad_(), memory_for(case, 2, 7, dtype=torch.double))
     output = stack.train()(query, memory)
     output.square().sum().backward()
@@ -124,7 +127,7 @@ def run(case: Case) -> bool:
     if case.role != "encoder":
         with torch.no_grad():
             check_steps(stack.eval(), query.detach(), memory)
-    return True
+    return ""
 
 
 def check_steps(stack: Stack, query: Tensor, memory: Tensor | None) -> None:
@@ -132,21 +135,21 @@ def check_steps(stack: Stack, query: Tensor, memory: Tensor | None) -> None:
     assert apart(stepped.squeeze(1), stack(query, memory)) < 1e-4
 
 
-def ruled_out(mechanism: Mechanism, role: str, options: dict[str, Any]) -> bool:
-    """Whether the role cannot have these options, as the message says."""
-    try:
-        Case(mechanism.name, role, "small", options).build(max_length=LENGTH)
-    except MtkitError as refusal:
-        return f"in the {role} role" in str(refusal)
-    return False
+def by_role(role: str) -> str:
+    """The words by which a message says that the role cannot have some options."""
+    return f"in the {role} role"
 
 
 def built(mechanism: Mechanism, role: str) -> list[tuple[str, Any]]:
     """The extremes that work alone; besides what the role cannot have, a site may rule out one option, no more."""
     given = small_options(mechanism.kind)
-    alone = [each for each in extremes(mechanism.kind, given) if not ruled_out(mechanism, role, given | dict([each]))]
-    works = [each for each in alone if run(Case(mechanism.name, role, "small", given | dict([each])))]
-    assert len(works) >= len({name for name, _ in alone}) - 1
+    tried = [
+        (each, run(Case(mechanism.name, role, "small", given | dict([each]))))
+        for each in extremes(mechanism.kind, given)
+    ]
+    works = [each for each, refusal in tried if not refusal]
+    alone = {name for (name, _), refusal in tried if by_role(role) not in refusal}
+    assert len(works) >= len(alone) - 1
     return works
 
 
@@ -158,7 +161,7 @@ def run_pairs(mechanism: Mechanism, role: str, part: int = 0, parts: int = 1) ->
     pairs = [pair for pair in combinations(few, 2) if pair[0][0] != pair[1][0]]
     for pair in pairs[part::parts]:
         if all(each in works for each in pair):
-            run(Case(mechanism.name, role, "small", given | dict(pair)))
+            run(Case(mechanism.name, role, "small", given | dict(pair)), alone=True)
 
 
 @every_role

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.contract.cases import Case, each, small
+from tests.contract.cases import Case, each, once, small
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
 
 
@@ -20,7 +20,7 @@ def gradients(stack: Stack, query: Tensor, memory: Tensor | None, **checkpointin
     return [output, *(x.grad for x in wanted)]
 
 
-@each(small)
+@each(lambda case: small(case) and once(case))
 def test_checkpoints_change_neither_outputs_nor_gradients(case: Case) -> None:
     stack = make(case, dropout=0.2).train()
     query, memory = tokens(2, 9), memory_for(case, 2, 7)

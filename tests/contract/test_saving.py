@@ -19,42 +19,35 @@ def restored(case: Case, state: dict[str, Tensor]) -> Stack:
     return stack
 
 
-@each(plain)
-@torch.no_grad()
-def test_a_restored_stack_gives_the_same_outputs(case: Case, tmp_path: Path) -> None:
-    stack, query, memory = make(case), tokens(2, 9), memory_for(case, 2, 7)
-    expected = stack(query, memory)
-    save_file(stack.state_dict(), tmp_path / "model.safetensors")
-    other = restored(case, load_file(tmp_path / "model.safetensors"))
-    assert torch.equal(other(query, memory), expected)
-
-
-@each(plain)
-@torch.no_grad()
-def test_a_stack_that_adopts_one_like_it_gives_its_outputs(case: Case) -> None:
-    """Fine-tuning begins so, and no projection that was learned may go back to another's."""
-    stack, query, memory = make(case), tokens(2, 9), memory_for(case, 2, 7)
-    torch.manual_seed(2)
-    other = make(case)
-    for one, its in zip(other.layers, stack.layers, strict=True):
-        one.adopt(its.state_dict())
-    assert torch.equal(other(query, memory), stack(query, memory))
-
-
-@each(plain)
-@torch.no_grad()
-def test_a_copy_is_independent(case: Case) -> None:
-    stack, query, memory = make(case), tokens(2, 9), memory_for(case, 2, 7)
-    expected = stack(query, memory)
+def check_copy(stack: Stack, query: Tensor, memory: Tensor | None, expected: Tensor) -> None:
+    """Asks a copy to be independent."""
     other = copy.deepcopy(stack)
     for value in other.state_dict().values():
         value.zero_()
-    assert torch.equal(stack(query, memory), expected)
+    assert torch.equal(stack(query, memory), expected), "the copy shares what it holds"
     assert not torch.equal(other(query, memory), expected)
 
 
 @each(plain)
-def test_outputs_do_not_depend_on_random_numbers_nor_use_them_up(case: Case) -> None:
+@torch.no_grad()
+def test_a_stack_that_is_restored_or_adopts_one_like_it_gives_its_outputs(case: Case, tmp_path: Path) -> None:
+    """Fine-tuning begins with `adopt`, and no projection that was learned may go back to another's."""
+    stack, query, memory = make(case), tokens(2, 9), memory_for(case, 2, 7)
+    expected = stack(query, memory)
+    save_file(stack.state_dict(), tmp_path / "model.safetensors")
+    other = restored(case, load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(other(query, memory), expected), "restored"
+    torch.manual_seed(3)
+    other = make(case)
+    for one, its in zip(other.layers, stack.layers, strict=True):
+        one.adopt(its.state_dict())
+    assert torch.equal(other(query, memory), expected), "adopted"
+    check_copy(stack, query, memory, expected)
+
+
+@each(plain)
+def test_random_numbers_serve_dropout_in_training_alone(case: Case) -> None:
+    """Without dropout outputs neither depend on random numbers nor use them up."""
     stack, query, memory = make(case), tokens(2, 9), memory_for(case, 2, 7)
     for training in (False, True):
         stack.train(training)
@@ -64,16 +57,12 @@ def test_outputs_do_not_depend_on_random_numbers_nor_use_them_up(case: Case) -> 
         if not training:
             torch.manual_seed(3)
             assert torch.equal(stack(query, memory), outputs)
-
-
-@each(plain)
-def test_dropout_acts_in_training_only(case: Case) -> None:
-    stack, query, memory = make(case, dropout=0.5), tokens(2, 9), memory_for(case, 2, 7)
-    assert torch.equal(stack(query, memory), stack(query, memory))
+    stack = make(case, dropout=0.5)
+    assert torch.equal(stack(query, memory), stack(query, memory)), "dropout outside of training"
     stack.train()
     one, other = stack(query, memory), stack(query, memory)
     assert one.isfinite().all()
-    assert not torch.equal(one, other)
+    assert not torch.equal(one, other), "no dropout in training"
 
 
 @each(plain)

@@ -65,12 +65,25 @@ def length(case: Case) -> int:
     return 2 * max(case.blocks, default=6) + 4
 
 
+def check_layout(case: Case, stack: Stack) -> None:
+    """Asks for states with segments first and hypotheses second, and a source that all of a segment share."""
+    state = stack.start(2, memory_for(case, 2, 9), hypotheses=3)
+    for _ in range(3):
+        for shared, value in tensors(state):
+            assert value.shape[:1] == (2,) if shared else value.shape[:2] == (2, 3), tuple(value.shape)
+        _, state = stack.step(tokens(2, 3), state)
+    if case.role == "cross":  # the source, projected, is held once a segment
+        one = sum(value.numel() for shared, value in tensors(stack.start(2, memory_for(case, 2, 9))) if shared)
+        assert one == sum(value.numel() for shared, value in tensors(state) if shared)
+
+
 @each(steps)
 @torch.no_grad()
 def test_steps_give_what_forward_gives(case: Case) -> None:
     """With one hypothesis, and with four as beam search begins."""
-    index = torch.zeros(2, 4, dtype=torch.long)
-    check_steps(make(case), tokens(2, 1, max(length(case), 40)), memory_for(case, 2, 9), indices=[index])
+    stack, index = make(case), torch.zeros(2, 4, dtype=torch.long)
+    check_layout(case, stack)
+    check_steps(stack, tokens(2, 1, max(length(case), 40)), memory_for(case, 2, 9), indices=[index])
 
 
 @each(lambda case: small(case) and steps(case))
@@ -89,20 +102,6 @@ def test_steps_go_on_for_long_after_reorder(case: Case, index: Tensor) -> None:
     memory_valid = valid_mask([9, 4, 6], 9) if case.role == "cross" else None
     half, memory = length(case) // 2, memory_for(case, 3, 9)
     check_steps(make(case), tokens(3, 3, half), memory, memory_valid, [index], more=length(case) - half)
-
-
-@each(steps)
-@torch.no_grad()
-def test_state_has_segments_first_and_hypotheses_second(case: Case) -> None:
-    stack = make(case)
-    state = stack.start(2, memory_for(case, 2, 9), hypotheses=3)
-    for _ in range(3):
-        for shared, value in tensors(state):
-            assert value.shape[:1] == (2,) if shared else value.shape[:2] == (2, 3), tuple(value.shape)
-        _, state = stack.step(tokens(2, 3), state)
-    if case.role == "cross":  # the source, projected, is held once a segment
-        one = sum(value.numel() for shared, value in tensors(stack.start(2, memory_for(case, 2, 9))) if shared)
-        assert one == sum(value.numel() for shared, value in tensors(state) if shared)
 
 
 def tensors(state: Any, shared: bool = False) -> Iterator[tuple[bool, Tensor]]:

@@ -249,6 +249,7 @@ class PatternAttention(HeadAttention):
         read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
         masks = inputs.query_valid, inputs.memory_valid, read[1]
         losses = self.losses(heads, v, read[0], *masks, inputs.context_marks)
+        weights = weights if inputs.need_weights else None  # some positions have them computed in any case
         return Attended(self.merge_heads(heads, inputs.query), weights=weights, losses=losses)
 
     def weights_to_regularize(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
