@@ -10,7 +10,9 @@ Also of transformers; of its Reformer, see the tests of `reformer`.
 """
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -130,6 +132,30 @@ def fla(name: str) -> Any:
     peer = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(peer)
     return peer
+
+
+def test_native_sparse_agrees_with_flash_linear_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its naive branches, for compressed blocks that are the selected ones; keys are shared by pairs of heads."""
+    for name in ("fla", "fla.ops", "fla.ops.utils", "fla.ops.utils.pooling"):  # these need a GPU's compiler
+        stub = ModuleType(name)
+        stub.mean_pooling = stub.prepare_chunk_offsets = None  # type: ignore[attr-defined]
+        if name != "fla":
+            monkeypatch.setitem(sys.modules, name, stub)
+    peer = fla("nsa")
+    sizes = {"block": 4, "stride": 4, "selected_block": 4, "selected": 4, "window": 3}
+    ours = make("native-sparse", "decoder", projection={"name": "grouped-query", "kv_heads": 2}, **sizes)
+    x = torch.randn(2, 36, 32).double()
+    q, (k, v), (keys, values) = ours.queries(x), ours.keys_values(x), ours._compressed(x)
+    rows = [each.transpose(1, 2) for each in (q, k, v, keys, values)]
+    chosen = peer.naive_nsa_topk(rows[0], rows[3], 4, 4, ours.scale)
+    outputs = [
+        peer.naive_nsa_compression(rows[0], rows[3], rows[4], 4, ours.scale)[0],
+        peer.naive_nsa_selection(rows[0], rows[1], rows[2], chosen, 4),
+    ]
+    for branch, heads in enumerate(outputs):
+        ours.gate.bias.data = 40 * (torch.arange(12) // HEADS == branch).double().mul(2).sub(1)
+        expected = merge_heads(ours, heads.transpose(1, 2))
+        torch.testing.assert_close(ours(x).output, expected, rtol=1e-5, atol=1e-5)  # it computes in float32
 
 
 def test_delta_agrees_with_flash_linear_attention() -> None:
