@@ -1,5 +1,6 @@
 """Score attention in O(T) memory: blocks of queries, whose scores the backward pass computes again."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -26,14 +27,14 @@ class QueryBlocks(ScoreAttention):
         size = max(scores_at_once(pairs.q.device) // (batch * heads * pairs.values.shape[2]), LEAST)
         if need_weights or pairs.state is not None or size >= length:
             return super().attended(pairs, carry, need_weights)
-        outputs = []
-        for first in range(0, length, size):
-            block = _block(pairs, first, first + size)
-            if torch.is_grad_enabled():
-                outputs.append(checkpoint(with_recorded_choices(self._outputs), block, use_reentrant=False))
-            else:
-                outputs.append(self._outputs(block))
-        return torch.cat(outputs, 2), None, None
+        blocks = (_block(pairs, first, first + size) for first in range(0, length, size))
+        return torch.cat(self.recomputed(blocks), 2), None, None
+
+    def recomputed(self, parts: Iterable[Pairs]) -> list[Tensor]:
+        """Return the outputs (B, H, T, V) of each part, whose scores the backward pass computes again."""
+        if not torch.is_grad_enabled():
+            return [self._outputs(part) for part in parts]
+        return [checkpoint(with_recorded_choices(self._outputs), part, use_reentrant=False) for part in parts]
 
     def _outputs(self, pairs: Pairs) -> Tensor:
         return super().attended(pairs, None, False)[0]

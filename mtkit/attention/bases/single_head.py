@@ -5,7 +5,7 @@ with two pairs of kappa and mu. A mechanism adds its gates in `merge_heads`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from mtkit.attention.bases.query_blocks import QueryBlocks
 from mtkit.attention.bases.score_attention import Pairs
 from mtkit.attention.contract import Attended, Inputs, Site, State
 from mtkit.attention.kernels.dot_product import scores_of, upcast
+from mtkit.attention.kernels.tiled_softmax import scores_at_once
 from mtkit.attention.slots import Projection
 from mtkit.errors import MtkitError
 
@@ -158,7 +159,11 @@ class SingleHead(QueryBlocks):
         folded = pairs._replace(
             q=in_chunks(pairs.q, size), columns=columns, valid=valid, query_position=position, key_position=position
         )
-        heads = self.attended(folded, None, False)[0]
+        most = max(scores_at_once(pairs.q.device) // size**2, 1)
+        if size**2 > scores_at_once(pairs.q.device) or most >= len(folded.q):
+            heads = self.attended(folded, None, False)[0]
+        else:
+            heads = torch.cat(self.recomputed(_segments(folded, most)))
         return heads.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
     def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
@@ -191,6 +196,14 @@ class SingleHead(QueryBlocks):
         """Return which keys each query sees, broadcastable to (B, 1, T, S); None: all."""
         shown, visible = self.shown(pairs), pairs.visible
         return visible if shown is None else shown if visible is None else shown & visible
+
+
+def _segments(pairs: Pairs, most: int) -> Iterator[Pairs]:
+    """Yield pairs of at most so many segments each."""
+    for first in range(0, len(pairs.q), most):
+        some = slice(first, first + most)
+        columns = {name: x[some] for name, x in pairs.columns.items()}
+        yield pairs._replace(q=pairs.q[some], columns=columns, valid=None if pairs.valid is None else pairs.valid[some])
 
 
 def in_chunks(x: Tensor, size: int) -> Tensor:

@@ -130,6 +130,21 @@ class TestQuadratic:
             gau(tokens(1, 11))
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_a_few_chunks_at_a_time_give_the_same(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once, three at a time, and blocks of the queries of each."""
+    gau, x, results = make(role), tokens(2, 38).requires_grad_(), []
+    for most in (1 << 18, 75, 20):
+        for module in ("single_head", "query_blocks"):
+            monkeypatch.setattr(f"mtkit.attention.bases.{module}.scores_at_once", lambda _, most=most: most)
+        monkeypatch.setattr("mtkit.attention.bases.query_blocks.LEAST", 2)
+        output = gau(x, query_valid=torch.arange(38) < torch.tensor([[38], [17]])).output[:, :17]
+        results.append((output, *torch.autograd.grad(output.square().sum(), [x, gau.table, gau.vectors.mu])))
+    for other in results[1:]:
+        for one, its in zip(results[0], other, strict=True):
+            torch.testing.assert_close(its, one)
+
+
 def test_chunks_have_no_longest_length() -> None:
     gau = make("decoder", max_length=10)
     assert gau.longest is None
