@@ -200,10 +200,12 @@ class SingleHead(QueryBlocks):
 
 def _segments(pairs: Pairs, most: int) -> Iterator[Pairs]:
     """Yield pairs of at most so many segments each."""
-    for first in range(0, len(pairs.q), most):
-        some = slice(first, first + most)
-        columns = {name: x[some] for name, x in pairs.columns.items()}
-        yield pairs._replace(q=pairs.q[some], columns=columns, valid=None if pairs.valid is None else pairs.valid[some])
+    # split, not sliced: gradients of slices are as large as the whole
+    columns = {name: x.split(most) for name, x in pairs.columns.items()}
+    valid = None if pairs.valid is None else pairs.valid.split(most)
+    for number, q in enumerate(pairs.q.split(most)):
+        some = {name: parts[number] for name, parts in columns.items()}
+        yield pairs._replace(q=q, columns=some, valid=None if valid is None else valid[number])
 
 
 def in_chunks(x: Tensor, size: int) -> Tensor:
