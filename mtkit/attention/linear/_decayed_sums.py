@@ -8,9 +8,11 @@ In a chunk, let L_t be the sum of log A up to t, and E_ts = exp(L_t - L_s) for s
     O = (E * Q K^T) U + (e^L * Q) S        S_after = e^(L_c) S + (e^(L_c - L) * K)^T U
 
 and the corrections solve (I + beta * E * K K^T, below the diagonal) U = beta (V - (e^L * K) S) (Yang et al. 2024, arXiv
-2312.06635, section 4, and 2412.06464, section 3). No exponent is above 0, and no product is divided by a decay: e^(-L)
-overflows where a decay is strong. Decays of channels stand inside the products: these are formed between the halves of
-blocks of 2, 4, 8 ... positions, with both decays measured from the border of the halves.
+2312.06635, section 4, and 2412.06464, section 3). All that does not depend on S is computed for `TOGETHER` chunks at
+once. The sums before these chunks are then a product of a triangle of decays with what the chunks add (Dao and Gu 2024,
+arXiv 2405.21060, section 6); corrections need one chunk after the other. No exponent is above 0, and no product is
+divided by a decay: e^(-L) overflows where a decay is strong. Decays of channels stand inside the products: these are
+formed between the halves of blocks of 2, 4, 8 ... positions, with both decays measured from the border of the halves.
 """
 
 from collections.abc import Iterator
@@ -22,6 +24,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mtkit.attention.kernels.recurrence import Part, recur
+
+TOGETHER = 16
+"""Chunks that are computed at once."""
 
 LOWEST = -1e4
 """Logarithm of a decay that counts as forgetting all: exp gives 0, and sums over a chunk keep their small terms."""
@@ -70,12 +75,14 @@ def sums_after(terms: Terms, chunk: int) -> Tensor:
     """Return the sums (B, H, K, V) after the last position."""
 
     def step(_: Part, rows: list[Tensor], __: list[Tensor], sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        k, v, decay, *beta = rows
-        written = v if not beta else _corrections(_products([k], k, decay)[:, 0], k, v, decay, beta[0], sums[0])
-        return v.new_empty(*v.shape[:-1], 0), [_after(sums[0], k, written, decay)]
+        in_chunks = _in_chunks(rows, chunk)
+        k, decay = in_chunks[0].flatten(0, 1), in_chunks[2].flatten(0, 1)
+        overlap = _products([k], k, decay)[:, 0] if len(in_chunks) > 3 else None  # with beta
+        after = _chunk_sums(in_chunks, overlap, sums[0])[2]
+        return rows[0].new_empty(*rows[0].shape[:-1], 0), [after]
 
     streams = _streams(terms)[1:]
-    _, (sums,) = recur(step, streams, [_no_sums(*streams[:2])], chunk=chunk)
+    _, (sums,) = recur(step, streams, [_no_sums(*streams[:2])], chunk=TOGETHER * chunk)
     return sums.unflatten(0, terms.k.shape[:2])
 
 
@@ -110,22 +117,65 @@ def _read(streams: list[Tensor], excluding: Tensor | None, chunk: int) -> Tensor
     def step(
         part: Part, rows: list[Tensor], constants: list[Tensor], sums: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        q, k, v, decay, *beta = rows
-        products = _products([q, k] if beta else [q], k, decay)
-        seen, before = products[:, 0], [] if part.whole else sums
+        q, *in_chunks = _in_chunks(rows, chunk)
+        k, _, decay, *beta = in_chunks
+        flat_q, flat_k, flat_decay = (x.flatten(0, 1) for x in (q, k, decay))
+        products = _products([flat_q, flat_k] if beta else [flat_q], flat_k, flat_decay)
+        seen = products[:, 0].unflatten(0, q.shape[:2])
         if constants:
-            own = torch.eye(q.shape[1], dtype=torch.bool, device=q.device)
-            seen = seen.masked_fill(own & constants[0], 0.0)
-        written = _corrections(products[:, 1], k, v, decay, beta[0], *before) if beta else v
-        if part.whole:
-            return seen @ written, []
-        outputs = torch.baddbmm(seen @ written, q * decay.cumsum(1).exp(), sums[0])
-        return outputs, [_after(sums[0], k, written, decay)]
+            own = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)
+            seen = seen.masked_fill(own & constants[0].unsqueeze(1), 0.0)
+        written, before, after = _chunk_sums(in_chunks, products[:, 1] if beta else None, sums[0])
+        outputs = seen @ written
+        if not part.whole or q.shape[1] > 1:
+            outputs = outputs + (q * decay.cumsum(2).exp()) @ before
+        return outputs.flatten(1, 2)[:, : rows[0].shape[1]], [after]
 
     outputs, _ = recur(
-        step, streams, [_no_sums(*streams[1:3])], constants=[] if excluding is None else [excluding], chunk=chunk
+        step,
+        streams,
+        [_no_sums(*streams[1:3])],
+        constants=[] if excluding is None else [excluding],
+        chunk=TOGETHER * chunk,
     )
     return outputs
+
+
+def _in_chunks(rows: list[Tensor], chunk: int) -> list[Tensor]:
+    """Return rows (N, T, X) as (N, m, c, X), with zeros at the end."""
+    length = rows[0].shape[1]
+    size = min(chunk, length)
+    more = -length % size
+    return [(F.pad(x, (0, 0, 0, more)) if more else x).unflatten(1, (-1, size)) for x in rows]
+
+
+def _chunk_sums(in_chunks: list[Tensor], overlap: Tensor | None, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what is written, (N, m, c, V), and the sums before each chunk, (N, m, K, V), and after all, (N, K, V).
+
+    Keys, values, decays and perhaps beta are (N, m, c, ...); overlap (N m, c, c) are the decayed products of keys with
+    beta; sums (N, K, V) are those before the first chunk.
+    """
+    k, v, decay, *beta = in_chunks
+    added, kept = (k * _later(decay).exp()).mT, decay.sum(2)  # (N, m, K, c), (N, m, 1 or K)
+    if overlap is None:
+        states = torch.cat([sums.unsqueeze(1), added @ v], dim=1)  # (N, m + 1, K, V)
+        total = F.pad(kept.double().cumsum(1), (0, 0, 1, 0)).mT.unsqueeze(-1)  # (N, 1 or K, m + 1, 1)
+        weights = _under_triangle(total, k.dtype)
+        if weights.shape[1] == 1:
+            states = (weights[:, 0] @ states.flatten(2)).unflatten(2, states.shape[2:])
+        else:
+            states = (weights @ states.transpose(1, 2)).transpose(1, 2)
+        return v, states[:, :-1], states[:, -1]
+    lower = (beta[0] * overlap.unflatten(0, k.shape[:2])).tril(-1)
+    both = beta[0] * torch.cat([v, k * decay.cumsum(2).exp()], dim=-1)
+    solved = torch.linalg.solve_triangular(lower, both, upper=False, unitriangular=True)
+    values, known = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+    kept, before, written = kept.exp().unsqueeze(-1), [], []
+    for chunk in range(k.shape[1]):
+        before.append(sums)
+        written.append(torch.baddbmm(values[:, chunk], known[:, chunk], sums, alpha=-1))
+        sums = torch.baddbmm(kept[:, chunk] * sums, added[:, chunk], written[-1])
+    return torch.stack(written, 1), torch.stack(before, 1), sums
 
 
 def _streams(terms: Terms) -> list[Tensor]:
@@ -137,23 +187,9 @@ def _no_sums(k: Tensor, v: Tensor) -> Tensor:
     return k.new_zeros(1, k.shape[-1], v.shape[-1]).expand(len(k), -1, -1)
 
 
-def _after(sums: Tensor, k: Tensor, written: Tensor, decay: Tensor) -> Tensor:
-    """Return the sums (N, K, V) after the positions of k (N, c, K)."""
-    kept = decay.sum(1, keepdim=True).exp().mT
-    return torch.baddbmm(sums * kept, (k * _later(decay).exp()).mT, written)
-
-
 def _later(decay: Tensor) -> Tensor:
     """Return the sum of the decays (..., c, K) after each position; no large sum is subtracted from another."""
     return F.pad(decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
-
-
-def _corrections(
-    overlap: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, sums: Tensor | None = None
-) -> Tensor:
-    """Return what each position writes, (N, c, V), from the decayed products of keys (N, c, c) and the sums before."""
-    known = v if sums is None else torch.baddbmm(v, k * decay.cumsum(1).exp(), sums, alpha=-1)
-    return torch.linalg.solve_triangular((beta * overlap).tril(-1), beta * known, upper=False, unitriangular=True)
 
 
 def _products(rows: list[Tensor], k: Tensor, decay: Tensor) -> Tensor:
@@ -161,10 +197,17 @@ def _products(rows: list[Tensor], k: Tensor, decay: Tensor) -> Tensor:
     if decay.shape[-1] == k.shape[-1] > 1:
         products: Tensor = _ChannelProducts.apply(torch.stack(rows, dim=1), k, decay)  # type: ignore[no-untyped-call]
         return products
-    total = decay.double().cumsum(1)  # differences of sums in float32 would lose the small ones
-    after = torch.ones(k.shape[1], k.shape[1], dtype=torch.bool, device=k.device).triu(1)
-    shares = (total - total.mT).masked_fill(after, -torch.inf).exp().type_as(k)
+    shares = _under_triangle(decay.double().cumsum(1), k.dtype)
     return torch.stack([row @ k.mT * shares for row in rows], dim=1)
+
+
+def _under_triangle(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return exp(L_t - L_s) for s <= t, else 0, (..., c, c), from sums L (..., c, 1) in float64.
+
+    Differences of sums in float32 would lose the small ones.
+    """
+    after = torch.ones(total.shape[-2], total.shape[-2], dtype=torch.bool, device=total.device).triu(1)
+    return (total - total.mT).to(dtype).masked_fill(after, -torch.inf).exp()
 
 
 class _ChannelProducts(torch.autograd.Function):

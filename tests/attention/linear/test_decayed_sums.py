@@ -61,7 +61,7 @@ def needing_gradients(x: Terms) -> Terms:
 @pytest.mark.parametrize("strength", [1e-3, 1.0, 50.0])
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("kind", WIDTHS)
-@pytest.mark.parametrize("length", [1, 2, 7, 23])
+@pytest.mark.parametrize("length", [1, 2, 7, 23, 53])
 def test_chunks_are_the_recurrence(length: int, kind: str, delta: bool, strength: float) -> None:
     ahead, back = (needing_gradients(terms(length, kind, delta=delta, strength=strength)) for _ in range(2))
     reads, _, last = written_out(ahead)
