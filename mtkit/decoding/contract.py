@@ -32,8 +32,9 @@ class SourceBatch:
     pieces: Tensor | None = None
     """(K,) ids of the pieces that may be generated; PAD, UNK, BOS and EOS come first, as in the vocabulary. None: all.
     The search numbers pieces by their index in this list."""
-    lines: list[int] | None = None
-    """Number of lines in the translation of each segment, with a break between two lines; None: any number."""
+    lines: list[list[int]] | None = None
+    """For each segment, the maximum pieces of each line of its translation, with the break or EOS at its end; None: any
+    number of lines."""
     prefixes: list[tuple[int, ...]] | None = None
     """The given first lines of each translation of several lines, each with the break after it; None: none is given."""
     stopped: Callable[[], bool] | None = None

@@ -25,20 +25,21 @@ def make_batch(
     limits: Sequence[int],
     device: torch.device,
     numbers: Sequence[int] | None = None,
+    lines: list[list[int]] | None = None,
     stopped: Callable[[], bool] | None = None,
 ) -> SourceBatch:
     """The padded segments on the device; `limits` are the maximum numbers of pieces of their translations.
 
-    `numbers` are the numbers of the lines, as in `SourceLines`. `stopped` becomes the attribute of the batch.
+    `numbers` are the numbers of the lines, as in `SourceLines`. `lines` and `stopped` become attributes of the batch.
     """
-    lines = [segment.line if numbers is None else numbers[segment.line] for segment in segments]
-    keys = [(line << 24) + segment.part for line, segment in zip(lines, segments, strict=True)]
+    of_segments = [segment.line if numbers is None else numbers[segment.line] for segment in segments]
+    keys = [(line << 24) + segment.part for line, segment in zip(of_segments, segments, strict=True)]
     return SourceBatch(
         padded([segment.pieces for segment in segments], device),
         list(limits),
         torch.tensor(keys, device=device),
         tasks_of([segment.task for segment in segments], device),
-        lines=[segment.lines for segment in segments],
+        lines=lines,
         prefixes=[segment.prefix for segment in segments] if any(segment.prefix for segment in segments) else None,
         stopped=stopped,
     )
@@ -135,7 +136,8 @@ def translate_lines(
             for batch in batches([segment for _, segment in joined], device):
                 for index, (joint, *_) in batch:
                     window, segment = joined[index]
-                    separated = _separate(joint, tokenizers.target, segment.lines)[-len(window.lines) :]
+                    limits = lines.trained_on.limits(segment.pieces, segment.task, settings.max_pieces)
+                    separated = _separate(joint, tokenizers.target, limits)[-len(window.lines) :]
                     done |= {number: [line] for number, line in zip(window.lines, separated, strict=False)}
                     fallen |= {} if separated else dict.fromkeys(window.lines, segment.lines)
                     on_progress(len(separated))
@@ -187,11 +189,9 @@ def _translate_segments(
 
     def translate(indices: Sequence[int]) -> list[list[Translation]]:
         chosen = [segments[index] for index in indices]
-        limits = [
-            lines.trained_on.limit(segment.pieces, segment.task, engine.longest_target, settings.max_pieces)
-            for segment in chosen
-        ]
-        batch = make_batch(chosen, limits, device, lines.numbers, stopped)
+        of_lines = [lines.trained_on.limits(segment.pieces, segment.task, settings.max_pieces) for segment in chosen]
+        limits = [min(sum(each), engine.longest_target or sum(each)) for each in of_lines]
+        batch = make_batch(chosen, limits, device, lines.numbers, of_lines, stopped)
         batch.check()
         return _texts(engine.translate(batch), limits, tokenizer, settings.n_best)
 
@@ -217,14 +217,17 @@ def _texts(hypotheses: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, 
     ]
 
 
-def _separate(joint: Translation, tokenizer: Tokenizer, lines: int) -> list[Translation]:
+def _separate(joint: Translation, tokenizer: Tokenizer, limits: Sequence[int]) -> list[Translation]:
     """The translation of each joined line; empty if the joint translation does not separate into them.
 
-    A cut translation is rejected, because the end of its last line is missing or it repeats itself.
+    `limits` are those of the lines. A cut translation is rejected, because the ends of its last lines are missing.
     """
     ended = math.isfinite(joint.score) and not joint.cut
-    parts = split_lines(tokenizer, joint.pieces, lines) if ended else None
-    return [replace(joint, text=text, pieces=pieces, together=lines) for text, pieces in parts or ()]
+    parts = split_lines(tokenizer, joint.pieces, len(limits)) if ended else None
+    return [
+        replace(joint, text=text, pieces=pieces, together=len(limits), cut=len(pieces) >= limit)
+        for (text, pieces), limit in zip(parts or (), limits, strict=False)
+    ]
 
 
 def _join_parts(parts: list[list[Translation]], settings: DecodingSettings, between: str) -> list[Translation]:

@@ -113,7 +113,7 @@ class CTranslate2Engine(ModelEngine):
         device = batch.source.device
         pieces = torch.tensor(padded, device=device)
         log_probs = torch.tensor([[log_prob for _, log_prob in row] for row in rows], device=device)
-        lines: Sequence[int | None] = batch.lines or [None] * len(batch.limits)
+        lines: Sequence[list[int] | None] = batch.lines or [None] * len(batch.limits)
         checked = enumerate(zip(searched, batch.limits, lines, strict=True))
         again = [k for k, (hypotheses, limit, count) in checked if not _follows_rules(hypotheses, beam, limit, count)]
         if again:
@@ -168,7 +168,7 @@ class CTranslate2Engine(ModelEngine):
         ]
 
 
-def _follows_rules(hypotheses: Found, beam: int, limit: int, lines: int | None) -> bool:
+def _follows_rules(hypotheses: Found, beam: int, limit: int, lines: list[int] | None) -> bool:
     """Whether mtkit's own search gives the same: all hypotheses end before the limit, with pieces that may come."""
     return len(hypotheses) == beam and all(
         pieces[-1:] == [EOS]
@@ -180,10 +180,12 @@ def _follows_rules(hypotheses: Found, beam: int, limit: int, lines: int | None) 
     )
 
 
-def _has_lines(pieces: list[int], lines: int) -> bool:
-    """Whether the pieces, EOS included, are that number of lines, none of several lines empty, as in `Endings`."""
+def _has_lines(pieces: list[int], limits: list[int]) -> bool:
+    """Whether the pieces, EOS included, are lines below these limits, none of several lines empty, as in `Endings`."""
     ends = [place for place, piece in enumerate(pieces) if piece in (BREAK, EOS)]
-    return len(ends) == lines and (lines == 1 or min(map(operator.sub, ends, [-1, *ends])) > 1)
+    sizes = [*map(operator.sub, ends, [-1, *ends])]
+    several = len(limits) > 1
+    return len(sizes) == len(limits) and all(several < size < limit for size, limit in zip(sizes, limits, strict=True))
 
 
 def _tokens(pieces: Tensor) -> list[list[str]]:

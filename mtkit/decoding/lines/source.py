@@ -123,22 +123,24 @@ class TrainedOn:
         text = "\n".join(lengths.model_dump_json() for model in self.models for lengths in model)
         return hashlib.sha256(f"{len(self.models)}\n{text}".encode()).hexdigest()
 
-    def limit(self, pieces: Sequence[int], task: int | None, longest: int | None, most: int | None = None) -> int:
-        """The maximum number of pieces of a segment's translation, EOS counted.
+    def limits(self, pieces: Sequence[int], task: int | None, most: int | None = None) -> list[int]:
+        """The maximum number of pieces of each line in a segment's translation, with the break or EOS at its end.
 
         It is `most` if given, else `Lengths.limit` of the training pairs of the direction (the largest in an ensemble),
-        and at least twice the pieces of the source and 20: text unlike the training data, such as a line of numbers,
-        may have longer translations than any pair. Lines joined by breaks have a limit each. The maximum never exceeds
-        `longest`, the limit of the model.
+        and at least twice the pieces of the line and 20: text unlike the training data, such as a line of numbers, may
+        have longer translations than any pair.
         """
-        lines = [len(list(line)) + 1 for is_break, line in groupby(pieces, BREAK.__eq__) if not is_break]
-        lines[-1:] = [size - 1 for size in lines[-1:]]  # the last line contains the end of the segment already
-        if most is not None:
-            limit = most * len(lines)
-        else:
-            known = self._of(task)
-            learned = sum(max((lengths.limit(line) or 0 for lengths in known), default=0) for line in lines)
-            limit = max(learned, 2 * len(pieces) + 20)
+        sizes = [len(list(line)) + 1 for is_break, line in groupby(pieces, BREAK.__eq__) if not is_break]
+        sizes[-1:] = [size - 1 for size in sizes[-1:]]  # the last line contains the end of the segment already
+        known = self._of(task)
+        return [most or max([2 * size + 20, *(lengths.limit(size) or 0 for lengths in known)]) for size in sizes]
+
+    def limit(self, pieces: Sequence[int], task: int | None, longest: int | None, most: int | None = None) -> int:
+        """The maximum number of pieces of a segment's translation: the sum of `limits`.
+
+        It never exceeds `longest`, the limit of the model.
+        """
+        limit = sum(self.limits(pieces, task, most))
         return limit if longest is None else min(limit, longest)
 
     def usual(self, task: int | None) -> Usual | None:

@@ -1,10 +1,12 @@
 """How hypotheses end: by EOS, and in the joint translation of several lines by a break after each line but the last.
 
 The translation of n joined lines gets exactly n - 1 breaks, so that it comes apart into its lines: EOS is forbidden
-before the last line, a break in it, and both directly after a break. The last pieces before the limit are breaks and
-EOS, if the lines are not complete by then. If a translation's beginning is given, only its pieces may follow there.
+before the last line, a break in it, and both directly after a break. A line ends at its limit, so that one without end
+takes no room from the others. The last pieces before the limit of all lines are breaks and EOS, if the lines are not
+complete by then. If a translation's beginning is given, only its pieces may follow there.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mtkit.decoding.contract import SourceBatch
-from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD
+from mtkit.text.tokenizer import BREAK, EOS, PAD
 
 NEITHER, ANY = 0, -1
 """Values of `Endings.piece`: neither EOS nor a break may follow; or both may, as breaks are not counted."""
@@ -42,18 +44,17 @@ class Endings:
 
 
 class Lines:
-    """The breaks that the hypotheses of a batch have still to make, and the pieces with which they begin."""
+    """The lines that the hypotheses of a batch have still to make, and the pieces with which they begin."""
 
     def __init__(self, batch: SourceBatch) -> None:
-        self._batch = batch
-        self._left: Tensor | None = None
-        if batch.lines is not None and max(batch.lines) > 1:
-            self._left = torch.tensor(batch.lines, device=batch.source.device).unsqueeze(1) - 1  # (B', N), or (B', 1)
-            self._several = self._left > 0  # (B', 1); a single line may be empty
-        self._prefix: Tensor | None = None
-        if batch.prefixes is not None:
-            rows = [torch.tensor(prefix, dtype=torch.long) for prefix in batch.prefixes]
-            self._prefix = pad_sequence(rows, batch_first=True, padding_value=PAD).to(batch.source.device)  # (B, P)
+        self._batch, self._counted = batch, batch.lines is not None
+        self._limits: Tensor | None = None
+        if batch.lines is not None and max(map(len, batch.lines)) > 1:
+            self._limits = _padded(batch.lines, batch.source.device)  # (B', M)
+            self._last = (self._limits > 0).sum(1, keepdim=True) - 1  # (B', 1), the number of the last line
+            self._line = torch.zeros_like(self._last)  # (B', N) or (B', 1), the number of the present line
+            self._size = torch.zeros_like(self._last)  # its pieces so far
+        self._prefix = None if batch.prefixes is None else _padded(batch.prefixes, batch.source.device)  # (B, P)
 
     def endings(self, token: Tensor, rows: Tensor, step: int) -> Endings | None:
         """The endings of hypotheses whose last pieces are `token` (B', N), of the segments `rows` (B',).
@@ -62,30 +63,40 @@ class Lines:
         empty.
         """
         at_limit = step + 1 in self._batch.limits
-        left = None if not at_limit and self._left is None else self._batch.limit[rows].unsqueeze(1) - step  # (B', 1)
-        if self._left is None:
-            must = None if left is None else (left <= 1).expand_as(token)
-            if self._batch.lines is not None:
+        if self._limits is None:
+            must = (self._batch.limit[rows] <= step + 1).unsqueeze(1).expand_as(token) if at_limit else None
+            if self._counted:
                 return Endings(None, must)
             return None if must is None else Endings(torch.full_like(token, ANY), must)
-        assert left is not None
+        left = self._batch.limit[rows].unsqueeze(1) - step  # (B', 1)
         # at the limit itself a hypothesis ends, even without all of its lines
-        breaks = self._left.masked_fill(left <= 1, 0)
+        breaks = (self._last - self._line).masked_fill(left <= 1, 0)
         must = left <= 2 * breaks + 1  # of each further line a piece and its end
-        empty = ((token == BREAK) | (token == BOS)) & self._several
-        piece, must = torch.where(breaks > 0, BREAK, EOS).masked_fill(empty & ~must, NEITHER), must.expand_as(token)
+        must = must | (self._size + 1 >= self._limits.gather(1, self._line))
+        empty = (self._size == 0) & (self._last > 0)  # a single line may be empty
+        piece = torch.where(breaks > 0, BREAK, EOS).masked_fill(empty & ~must, NEITHER)
         if self._prefix is not None and step < self._prefix.shape[1]:
             given = self._prefix[rows, step].unsqueeze(1)
             piece, must = given.where(given != PAD, piece), must | (given != PAD)
-        return Endings(piece, must)
+        return Endings(piece.expand_as(token), must.expand_as(token))
 
     def follow(self, token: Tensor, parents: Tensor | None = None) -> None:
-        """Count breaks among the new pieces `token` (B', N) of hypotheses that continue `parents` (B', N)."""
-        if self._left is not None:
-            left = self._left if parents is None else self._left.gather(1, parents)
-            self._left = left - (token == BREAK).long()
+        """Count lines and pieces after the new pieces `token` (B', N) of hypotheses that continue `parents` (B', N)."""
+        if self._limits is not None:
+            before = (self._line, self._size)
+            line, size = before if parents is None else (x.gather(1, parents) for x in before)
+            ends = token == BREAK
+            # a hypothesis that has ended may make any pieces
+            self._line, self._size = (line + ends).minimum(self._last), (size + 1).masked_fill(ends, 0)
 
     def keep(self, running: Tensor) -> None:
         """Drop the other segments."""
-        if self._left is not None:
-            self._left, self._several = self._left[running], self._several[running]
+        if self._limits is not None:
+            self._limits, self._last = self._limits[running], self._last[running]
+            self._line, self._size = self._line[running], self._size[running]
+
+
+def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return rows of numbers as (B, longest), with zeros at the end."""
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return pad_sequence(tensors, batch_first=True).to(device)

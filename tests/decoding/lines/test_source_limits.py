@@ -33,7 +33,7 @@ UNKNOWN = Lengths(bins=(), percentiles={})
 
 def test_of_an_old_run_nothing_is_known() -> None:
     assert TrainedOn().limit(SEGMENT, None, None) == 2 * 5 + 20
-    assert TrainedOn().limit(JOINED, None, None) == 2 * 9 + 20
+    assert TrainedOn().limit(JOINED, None, None) == 2 * 9 + 3 * 20
     assert TrainedOn([[UNKNOWN]]).limit(SEGMENT, None, None) == 30
     assert TrainedOn().usual(None) is TrainedOn([[UNKNOWN]]).usual(0) is None
 
@@ -59,7 +59,10 @@ def test_a_limit_that_was_given_holds() -> None:
 
 
 def test_joined_lines_have_a_limit_each() -> None:
-    assert TrainedOn([[lengths(3.0)]]).limit(JOINED, None, None) == 3 * (3 + 2 + 4) + 3 * ROOM
+    known = TrainedOn([[lengths(30.0)]])
+    assert known.limits(JOINED, None) == [30 * 3 + ROOM, 30 * 2 + ROOM, 30 * 4 + ROOM]
+    assert known.limit(JOINED, None, None) == 30 * (3 + 2 + 4) + 3 * ROOM
+    assert known.limits(JOINED, None, 7) == [7, 7, 7]
 
 
 def test_usual_is_what_a_share_of_the_training_lines_have() -> None:

@@ -65,11 +65,11 @@ def test_the_context_has_the_translations_that_were_found(tokenizers: Tokenizers
     found = [best for best, *_ in translate_lines(engine, tokenizers, lines)]
     assert [best.text for best in found] == LINES
     assert not any(best.fell_back for best in found)
-    joint = [batch for batch in engine.batches if batch.lines != [1]]
+    joint = [batch for batch in engine.batches if len((batch.lines or [[]])[0]) > 1]
     assert len(joint) > 2
     done = 0
     for number, batch in enumerate(joint):
-        (prefix,), (count,) = batch.prefixes or [()], batch.lines or [0]
+        (prefix,), (count,) = batch.prefixes or [()], map(len, batch.lines or [])
         before = found[max(0, done - 2) : done] if number else []
         assert list(prefix) == [piece for best in before for piece in (*best.pieces[:-1], BREAK)]
         assert all(best.together == count for best in found[done : done + count - len(before)])
@@ -78,20 +78,31 @@ def test_the_context_has_the_translations_that_were_found(tokenizers: Tokenizers
 
 
 def test_context_begins_after_a_line_that_was_translated_by_itself(tokenizers: Tokenizers) -> None:  # noqa: F811
-    """A joint translation without text for a line comes apart into nothing."""
-    engine = recorder(Echo(tokenizers.target.size))
+    """A joint translation that the model's limit cuts is not used; later windows begin without its lines."""
+    model = Echo(tokenizers.target.size)
+    model.longest_target = 45
+    engine = recorder(model)
     lines = SourceLines(LINES, documents=Documents([1] * 12, 60, context=2))
-    limited = DecodingSettings(method="greedy", context=2, max_pieces=7)  # too short for any line of two sentences
-    object.__setattr__(engine, "settings", limited)
     found = [best for best, *_ in translate_lines(engine, tokenizers, lines)]
-    assert len(found) == 12
-    assert any(best.fell_back for best in found)
+    assert [best.text for best in found] == LINES
+    assert 0 < sum(best.fell_back for best in found) < 12
     for batch in engine.batches:
-        assert (
-            batch.lines is None
-            or batch.prefixes is None
-            or all(prefix.count(BREAK) < count for prefix, count in zip(batch.prefixes, batch.lines, strict=True))
-        )
+        for limits, prefix in zip(batch.lines or [], batch.prefixes or [()], strict=False):
+            assert prefix.count(BREAK) < len(limits)
+
+
+def test_a_line_without_end_is_cut_and_its_neighbours_are_not(tokenizers: Tokenizers) -> None:  # noqa: F811
+    engine = recorder(Echo(tokenizers.target.size))
+    object.__setattr__(engine, "settings", DecodingSettings(method="greedy", max_pieces=9))
+    lines = ["A bird.", "The old bird likes the small house. " * 2, "A cat."]
+    found = [
+        best for best, *_ in translate_lines(engine, tokenizers, SourceLines(lines, documents=Documents([1] * 3, 90)))
+    ]
+    assert [best.together for best in found] == [3, 3, 3]
+    assert not any(best.fell_back for best in found)
+    assert [best.cut for best in found[:2]] == [False, True]
+    assert len(found[1].pieces) == 9
+    assert found[0].text == lines[0]  # the model copies by position, so that the last line begins too late
 
 
 def test_words_are_aligned_in_the_windows_that_were_translated(tokenizers: Tokenizers) -> None:  # noqa: F811

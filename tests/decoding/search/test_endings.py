@@ -16,10 +16,10 @@ from mtkit.text.tokenizer import BREAK, EOS, PAD
 from tests.decoding.tiny import TinyModel, batch_of, log_prob_of, random_sources
 
 
-def joint(lines: list[int], limits: list[int]) -> SourceBatch:
-    """A batch of random sources whose translations have these numbers of lines."""
+def joint(lines: list[int], limits: list[int], most: int = 99) -> SourceBatch:
+    """A batch of random sources whose translations have these numbers of lines, of `most` pieces each."""
     batch = batch_of(random_sources(len(lines), seed=3), limits)
-    return SourceBatch(batch.source, batch.limits, batch.keys, lines=lines)
+    return SourceBatch(batch.source, batch.limits, batch.keys, lines=[[most] * count for count in lines])
 
 
 @torch.inference_mode()
@@ -38,6 +38,7 @@ def sizes(pieces: list[int]) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("most", [4, 99])
 @pytest.mark.parametrize(
     "given",
     [
@@ -48,15 +49,16 @@ def sizes(pieces: list[int]) -> list[int]:
         {"beam": 3, "no_repeat_ngram": 1},
     ],
 )
-def test_a_translation_has_the_lines_of_its_source_and_none_is_empty(given: dict[str, Any]) -> None:
+def test_a_translation_has_the_lines_of_its_source_and_none_is_empty(given: dict[str, Any], most: int) -> None:
     lines, limits = [1, 2, 5, 3, 1, 4], [6, 12, 12, 7, 9, 30]
-    found = found_by({"method": "beam", **given}, joint(lines, limits))
+    found = found_by({"method": "beam", **given}, joint(lines, limits, most))
     for row, count, limit in zip(found.pieces.tolist(), lines, limits, strict=True):
         for pieces in row:
             each = sizes(pieces)
             assert len(each) == count
             assert count == 1 or min(each) > 0
             assert pieces.index(EOS) < limit
+            assert count == 1 or max(each) < most
 
 
 def test_without_a_number_of_lines_breaks_are_pieces_like_others() -> None:
@@ -66,19 +68,23 @@ def test_without_a_number_of_lines_breaks_are_pieces_like_others() -> None:
     assert not (found_by({"method": "greedy"}, batch).pieces == BREAK).any()
 
 
-def test_a_wide_beam_finds_the_best_of_all_that_is_allowed() -> None:
+@pytest.mark.parametrize("most", [2, 3, 9])
+def test_a_wide_beam_finds_the_best_of_all_that_is_allowed(most: int) -> None:
     model = TinyModel(vocabulary=7)
     sources, limit = random_sources(3, seed=5, vocabulary=7), 6
     batch = batch_of(sources, limit)
-    counted = SourceBatch(batch.source, batch.limits, batch.keys, lines=[2, 3, 1])
+    limits = [[most, 9], [9, most, 9], [9]]
+    counted = SourceBatch(batch.source, batch.limits, batch.keys, lines=limits)
     found = found_by({"method": "beam", "beam": 400, "length_penalty": 0.0}, counted, vocabulary=7)
-    for source, lines, row, log_prob in zip(sources, [2, 3, 1], found.pieces, found.log_probs, strict=True):
+    for source, of_lines, row, log_prob in zip(sources, limits, found.pieces, found.log_probs, strict=True):
         best, best_pieces = -float("inf"), [0]
         for length in range(limit):
             for inner in product(range(BREAK, 7), repeat=length):
                 pieces = [*inner, EOS]
                 each = sizes(pieces)
-                if len(each) != lines or (lines > 1 and min(each) == 0):
+                if len(each) != len(of_lines) or (len(each) > 1 and min(each) == 0):
+                    continue
+                if any(size >= most for size, most in zip(each, of_lines, strict=True)):
                     continue
                 if (score := log_prob_of(model, source, pieces)) > best:
                     best, best_pieces = score, pieces
@@ -122,7 +128,7 @@ def test_a_given_beginning_is_kept_and_the_rest_is_what_follows_it(given: dict[s
             real = [piece for piece in pieces if piece != PAD]
             words = [piece for piece in source.tolist() if piece not in (PAD, EOS)]
             assert log_prob == pytest.approx(log_prob_of(model, words, real), abs=1e-3)
-    free = found_by(given, SourceBatch(batch.source[1:2], [12], batch.keys[1:2], lines=[2]))
+    free = found_by(given, SourceBatch(batch.source[1:2], [12], batch.keys[1:2], lines=[[99, 99]]))
     assert [piece for piece in found.pieces[1, 0].tolist() if piece != PAD] == [
         piece for piece in free.pieces[0, 0].tolist() if piece != PAD
     ]
