@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.kernels.recurrence import Part, recur
 
-TOGETHER = 16
+TOGETHER = 8
 """Chunks that are computed at once."""
 
 LOWEST = -1e4

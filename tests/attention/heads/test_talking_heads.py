@@ -150,7 +150,7 @@ def test_mixes_stay_in_float32_under_autocast() -> None:
 
 @pytest.mark.parametrize("option", ["key_heads", "value_heads"])
 def test_heads_that_do_not_divide_the_width_are_refused(option: str) -> None:
-    with pytest.raises(MtkitError, match=f"{option} = 5 must divide the model's width 32"):
+    with pytest.raises(MtkitError, match=f"{option} = 5 must divide the width of all heads, 32"):
         make("encoder", **{option: 5})
 
 
