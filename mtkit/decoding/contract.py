@@ -71,6 +71,8 @@ class Hypotheses:
     """(B, N) float32, the model's log-probability of the pieces, EOS included, over the allowed pieces."""
     scores: Tensor
     """(B, N) float32, the scores by which they are ranked."""
+    astray: Tensor | None = None
+    """(B, N), whether a hypothesis of joined lines has lost its place (`mtkit.decoding.search.endings`); None: none."""
 
     @property
     def lengths(self) -> Tensor:
@@ -85,7 +87,8 @@ class Hypotheses:
         """The same hypotheses, sorted by descending score in each segment; equal scores keep their order."""
         order = self.scores.argsort(dim=1, descending=True, stable=True)
         pieces = self.pieces.gather(1, order[..., None].expand_as(self.pieces))
-        return Hypotheses(pieces, self.log_probs.gather(1, order), self.scores.gather(1, order))
+        astray = None if self.astray is None else self.astray.gather(1, order)
+        return Hypotheses(pieces, self.log_probs.gather(1, order), self.scores.gather(1, order), astray)
 
 
 class Engine(Protocol):

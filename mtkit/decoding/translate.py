@@ -82,6 +82,8 @@ class Translation:
     """The number of lines, itself included, that were joined to be translated at once."""
     cut: bool = False
     """Whether it or one of its parts reached the maximum number of pieces, so that its end may be missing."""
+    astray: bool = False
+    """Whether the search lost its place among joined lines (`mtkit.decoding.search.endings`)."""
     fell_back: bool = False
     """Whether the joint translation did not separate into its lines, so the line was translated again by itself."""
     cleaned: bool = False
@@ -207,11 +209,19 @@ def _translate_segments(
 
 def _texts(hypotheses: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, n_best: int) -> list[list[Translation]]:
     """The `n_best` translations of each segment in a batch."""
-    columns = (hypotheses.pieces, hypotheses.lengths, hypotheses.log_probs, hypotheses.scores)
+    astray = torch.zeros_like(hypotheses.scores) if hypotheses.astray is None else hypotheses.astray
+    columns = (hypotheses.pieces, hypotheses.lengths, hypotheses.log_probs, hypotheses.scores, astray)
     return [
         [
-            Translation(tokenizer.decode(ids[:length]), score, log_prob, tuple(ids[:length]), cut=length >= limit)
-            for ids, length, log_prob, score in zip(*segment, strict=True)
+            Translation(
+                tokenizer.decode(ids[:length]),
+                score,
+                log_prob,
+                tuple(ids[:length]),
+                cut=length >= limit,
+                astray=bool(lost),
+            )
+            for ids, length, log_prob, score, lost in zip(*segment, strict=True)
         ]
         for limit, *segment in zip(limits, *(column[:, :n_best].tolist() for column in columns), strict=True)
     ]
@@ -220,9 +230,10 @@ def _texts(hypotheses: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, 
 def _separate(joint: Translation, tokenizer: Tokenizer, limits: Sequence[int]) -> list[Translation]:
     """The translation of each joined line; empty if the joint translation does not separate into them.
 
-    `limits` are those of the lines. A cut translation is rejected, because the ends of its last lines are missing.
+    `limits` are those of the lines. A cut translation is rejected, because the ends of its last lines are missing, and
+    one that is astray, because its lines are not those of the source.
     """
-    ended = math.isfinite(joint.score) and not joint.cut
+    ended = math.isfinite(joint.score) and not joint.cut and not joint.astray
     parts = split_lines(tokenizer, joint.pieces, len(limits)) if ended else None
     return [
         replace(joint, text=text, pieces=pieces, together=len(limits), cut=len(pieces) >= limit)

@@ -113,6 +113,7 @@ class CTranslate2Engine(ModelEngine):
         device = batch.source.device
         pieces = torch.tensor(padded, device=device)
         log_probs = torch.tensor([[log_prob for _, log_prob in row] for row in rows], device=device)
+        astray = torch.zeros_like(log_probs, dtype=torch.bool)
         lines: Sequence[list[int] | None] = batch.lines or [None] * len(batch.limits)
         checked = enumerate(zip(searched, batch.limits, lines, strict=True))
         again = [k for k, (hypotheses, limit, count) in checked if not _follows_rules(hypotheses, beam, limit, count)]
@@ -134,8 +135,10 @@ class CTranslate2Engine(ModelEngine):
                 decoded.pieces, (0, batch.longest - decoded.pieces.shape[2]), value=PAD
             )
             log_probs[again] = decoded.log_probs
-        lengths = (pieces != PAD).sum(-1)
-        return Hypotheses(pieces, log_probs, normalised(log_probs, lengths, self.settings.length_penalty)).ranked()
+            if decoded.astray is not None:
+                astray[again] = decoded.astray
+        scores = normalised(log_probs, (pieces != PAD).sum(-1), self.settings.length_penalty)
+        return Hypotheses(pieces, log_probs, scores, astray).ranked()
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
         """CTranslate2's log-probabilities of the pieces, over all pieces."""

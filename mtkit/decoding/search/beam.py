@@ -48,7 +48,7 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
             forbid = partial(forbid_repeats, pieces=prefixes.pieces[..., :step], size=settings.no_repeat_ngram)
         endings = lines.endings(prefixes.token, prefixes.rows, step)
         continuations = _Continuations(*best_continuations(logits, prefixes.log_prob, 2 * beam, endings, forbid))
-        ended.add(continuations, prefixes, batch, step, settings.coverage_penalty)
+        ended.add(continuations, prefixes, batch, step, settings.coverage_penalty, lines)
         parents = prefixes.extend(continuations, beam, step, finished=ended.full(prefixes.rows))
         lines.follow(prefixes.token, parents)
         running = still_running(prefixes.done, step)
@@ -133,9 +133,16 @@ class _Ended:
         self.log_prob = torch.full((size, 2 * beam), -torch.inf, device=device)
         self.coverage = torch.zeros(size, 2 * beam, device=device)
         """(B, 2 * beam), the coverage penalty."""
+        self.astray = torch.zeros(size, 2 * beam, dtype=torch.bool, device=device)
 
     def add(
-        self, continuations: _Continuations, prefixes: _Prefixes, batch: SourceBatch, step: int, coverage_weight: float
+        self,
+        continuations: _Continuations,
+        prefixes: _Prefixes,
+        batch: SourceBatch,
+        step: int,
+        coverage_weight: float,
+        lines: Lines,
     ) -> None:
         """Adds the hypotheses that end among the first `beam` continuations."""
         beam = self.beam
@@ -147,6 +154,8 @@ class _Ended:
         pieces[..., step] = EOS
         self.pieces[rows, place] = pieces
         self.log_prob[rows, place] = log_prob
+        if lines.counts:
+            self.astray[rows, place] = lines.astray_after(continuations.token[:, :beam], parent)
         if coverage_weight:
             attention = _of_parents(prefixes.attention, parent)
             self.coverage[rows, place] = coverage_penalty(attention, batch.valid[prefixes.rows], coverage_weight)
@@ -160,8 +169,10 @@ class _Ended:
         """The `beam` best of the ended hypotheses, ranked."""
         pieces, log_probs, beam = self.pieces[:, :-1], self.log_prob[:, :-1], self.beam
         scores = normalised(log_probs, (pieces != PAD).sum(-1), alpha) + self.coverage[:, :-1]
-        ranked = Hypotheses(pieces, log_probs, scores).ranked()
-        return Hypotheses(ranked.pieces[:, :beam], ranked.log_probs[:, :beam], ranked.scores[:, :beam])
+        ranked = Hypotheses(pieces, log_probs, scores, self.astray[:, :-1]).ranked()
+        assert ranked.astray is not None
+        kept = (x[:, :beam] for x in (ranked.pieces, ranked.log_probs, ranked.scores, ranked.astray))
+        return Hypotheses(*kept)
 
 
 def _of_parents(values: Tensor, parents: Tensor) -> Tensor:

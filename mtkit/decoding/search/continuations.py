@@ -125,12 +125,13 @@ def _best_on_cpu(logits: Logits, prefix: Tensor, k: int, endings: Endings | None
     piece = torch.full(shape, ANY) if endings is None else endings.piece
     piece = torch.full(shape, EOS) if piece is None else piece
     must = torch.zeros(shape, dtype=torch.bool) if must is None else must
+    doubt = torch.zeros(shape, dtype=torch.bool) if endings is None or endings.doubt is None else endings.doubt
     top, index = torch.empty(len(prefix), k), torch.empty(len(prefix), k, dtype=torch.long)
-    arrays = [tensor.contiguous().numpy() for tensor in (prefix, piece, must, top, index)]
+    arrays = [tensor.contiguous().numpy() for tensor in (prefix, piece, must, top, index, doubt)]
     for rows, *part in logits.parts():
         sums, units, added = (tensor.contiguous().numpy() for tensor in part)
-        before, ending, ends, largest, places = (array[rows] for array in arrays)
-        best_of_logits(sums, units, added, before, ending, ends, NEVER_GENERATED, largest, places)
+        before, ending, ends, largest, places, doubts = (array[rows] for array in arrays)
+        best_of_logits(sums, units, added, before, ending, ends, NEVER_GENERATED, largest, places, doubts)
     return top, index
 
 

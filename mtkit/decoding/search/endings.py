@@ -4,6 +4,9 @@ The translation of n joined lines gets exactly n - 1 breaks, so that it comes ap
 before the last line, a break in it, and both directly after a break. A line ends at its limit, so that one without end
 takes no room from the others. The last pieces before the limit of all lines are breaks and EOS, if the lines are not
 complete by then. If a translation's beginning is given, only its pieces may follow there.
+
+A hypothesis that must go on where the model would end it, or the other way round, has lost its place: it has left out a
+line of the source, or translated one twice. It is marked as astray.
 """
 
 from collections.abc import Sequence
@@ -28,9 +31,14 @@ class Endings:
     """(B, N): EOS, BREAK, NEITHER or ANY, or the given piece that must follow; None: EOS for all."""
     must: Tensor | None
     """(B, N), True if no other piece than `piece` (for ANY, EOS) may follow; None: others may."""
+    doubt: Tensor | None = None
+    """(B, N), to be filled by the search: whether of EOS and a break the one that may not be next is the likelier."""
 
     def apply(self, log_probs: Tensor) -> None:
-        """Set the log-probabilities (B, N, V) of forbidden pieces to -inf, in place."""
+        """Set the log-probabilities (B, N, V) of forbidden pieces to -inf, in place, and fill `doubt`."""
+        if self.doubt is not None and self.piece is not None:
+            end, pause = log_probs[..., EOS], log_probs[..., BREAK]
+            self.doubt.copy_(torch.where(self.piece == EOS, pause > end, end > pause))
         if self.piece is None:
             log_probs[..., BREAK] = -torch.inf
         else:
@@ -46,15 +54,24 @@ class Endings:
 class Lines:
     """The lines that the hypotheses of a batch have still to make, and the pieces with which they begin."""
 
+    astray: Tensor
+
     def __init__(self, batch: SourceBatch) -> None:
         self._batch, self._counted = batch, batch.lines is not None
+        self._doubt: Tensor | None = None
         self._limits: Tensor | None = None
         if batch.lines is not None and max(map(len, batch.lines)) > 1:
             self._limits = _padded(batch.lines, batch.source.device)  # (B', M)
             self._last = (self._limits > 0).sum(1, keepdim=True) - 1  # (B', 1), the number of the last line
             self._line = torch.zeros_like(self._last)  # (B', N) or (B', 1), the number of the present line
             self._size = torch.zeros_like(self._last)  # its pieces so far
+            self.astray = torch.zeros_like(self._last, dtype=torch.bool)  # (B', N) or (B', 1)
         self._prefix = None if batch.prefixes is None else _padded(batch.prefixes, batch.source.device)  # (B, P)
+
+    @property
+    def counts(self) -> bool:
+        """Whether hypotheses may be astray: some segments have several lines."""
+        return self._limits is not None
 
     def endings(self, token: Tensor, rows: Tensor, step: int) -> Endings | None:
         """The endings of hypotheses whose last pieces are `token` (B', N), of the segments `rows` (B',).
@@ -78,20 +95,30 @@ class Lines:
         if self._prefix is not None and step < self._prefix.shape[1]:
             given = self._prefix[rows, step].unsqueeze(1)
             piece, must = given.where(given != PAD, piece), must | (given != PAD)
-        return Endings(piece.expand_as(token), must.expand_as(token))
+        self._doubt = torch.zeros_like(token, dtype=torch.bool)
+        return Endings(piece.expand_as(token), must.expand_as(token), self._doubt)
 
     def follow(self, token: Tensor, parents: Tensor | None = None) -> None:
         """Count lines and pieces after the new pieces `token` (B', N) of hypotheses that continue `parents` (B', N)."""
         if self._limits is not None:
+            self.astray = self.astray_after(token, parents)
             before = (self._line, self._size)
             line, size = before if parents is None else (x.gather(1, parents) for x in before)
             ends = token == BREAK
             # a hypothesis that has ended may make any pieces
             self._line, self._size = (line + ends).minimum(self._last), (size + 1).masked_fill(ends, 0)
 
+    def astray_after(self, token: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Whether hypotheses are astray (B', N) after the new pieces, as in `follow`."""
+        assert self._doubt is not None
+        before = (self.astray.expand_as(self._doubt), self._doubt)
+        astray, doubt = before if parents is None else (x.gather(1, parents) for x in before)
+        return astray | (doubt & ((token == BREAK) | (token == EOS)))
+
     def keep(self, running: Tensor) -> None:
         """Drop the other segments."""
         if self._limits is not None:
+            self.astray = self.astray[running]
             self._limits, self._last = self._limits[running], self._last[running]
             self._line, self._size = self._line[running], self._size[running]
 

@@ -50,7 +50,7 @@ def _generate(
     size, device = len(batch.limits), batch.source.device
     pieces = torch.full((size, hypotheses, batch.longest), PAD, device=device)
     log_probs = torch.zeros(size, hypotheses, device=device)
-
+    astray = torch.zeros(size, hypotheses, dtype=torch.bool, device=device)
     state, lines = begin(model, batch, hypotheses), Lines(batch)
     rows = torch.arange(size, device=device)  # the unfinished segments
     token = torch.full((size, hypotheses), BOS, device=device)
@@ -82,6 +82,8 @@ def _generate(
         log_probs[rows] += log_prob.masked_fill(impossible, -torch.inf).masked_fill(done, 0.0)
         done |= token == EOS
         lines.follow(token)
+        if lines.counts:
+            astray[rows] = lines.astray
         running = still_running(done.all(1), step)
         if running is not None:
             if not len(running):
@@ -90,7 +92,8 @@ def _generate(
             rows, token, done = rows[running], token[running], done[running]
             lines.keep(running)
     lengths = (pieces != PAD).sum(-1)
-    return Hypotheses(pieces, log_probs, normalised(log_probs, lengths, settings.length_penalty)).ranked()
+    scores = normalised(log_probs, lengths, settings.length_penalty)
+    return Hypotheses(pieces, log_probs, scores, astray).ranked()
 
 
 def draw(logits: Tensor, uniforms: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:

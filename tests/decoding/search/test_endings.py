@@ -97,6 +97,37 @@ def test_a_limit_below_the_number_of_lines_ends_the_translation() -> None:
     assert found.pieces[0, 0].tolist() == [BREAK, BREAK, EOS]
 
 
+def test_doubts_are_of_the_likelier_ending_in_the_compiled_loop_and_in_the_operations() -> None:
+    torch.manual_seed(5)
+    logits, before = torch.randn(40, 3, 11), torch.randn(40, 3)
+    piece = torch.tensor([EOS, BREAK])[torch.randint(2, (40, 3))]
+    wanted = torch.where(piece == EOS, logits[..., BREAK] > logits[..., EOS], logits[..., EOS] > logits[..., BREAK])
+    for forbid in (None, lambda log_probs: None):
+        endings = Endings(piece, None, torch.zeros(40, 3, dtype=torch.bool))
+        best_continuations(Logits.known(logits.clone()), before, 6, endings, forbid)
+        assert torch.equal(endings.doubt, wanted)
+
+
+@pytest.mark.parametrize("given", [{"method": "greedy"}, {"method": "beam", "beam": 3}])
+def test_a_hypothesis_is_astray_if_the_model_would_have_ended_a_line_otherwise(given: dict[str, Any]) -> None:
+    model, batch = TinyModel(vocabulary=9), joint([3] * 40, [14] * 40)
+    found = found_by(given, batch)
+    assert found.astray is not None
+    assert found.astray.any()
+    assert not found.astray.all()
+    for source, row, lost in zip(batch.source.tolist(), found.pieces.tolist(), found.astray.tolist(), strict=True):
+        words = [piece for piece in source if piece not in (PAD, EOS)]
+        for pieces, astray in zip(row, lost, strict=True):
+            real = [piece for piece in pieces if piece != PAD]
+            ends = [place for place, piece in enumerate(real) if piece in (EOS, BREAK)]
+            swapped = [
+                log_prob_of(model, words, [*real[:place], EOS if real[place] == BREAK else BREAK])
+                > log_prob_of(model, words, real[: place + 1])
+                for place in ends
+            ]
+            assert astray == any(swapped)
+
+
 def test_the_compiled_loop_and_the_operations_forbid_the_same() -> None:
     torch.manual_seed(4)
     logits, before = torch.randn(40, 3, 11), torch.randn(40, 3)

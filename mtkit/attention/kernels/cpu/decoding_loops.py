@@ -186,7 +186,7 @@ def write_largest(sums: Floats, unit: np.float32, added: Floats, high: Floats) -
 
 @compiled(
     "float32[:, :, ::1], float32[:, ::1], float32[::1], float32[:, ::1], int64[:, ::1], boolean[:, ::1], int64, "
-    "float32[:, ::1], int64[:, ::1]"
+    "float32[:, ::1], int64[:, ::1], boolean[:, ::1]"
 )
 def best_of_logits(
     sums: Floats,
@@ -198,6 +198,7 @@ def best_of_logits(
     first: int,
     top: Floats,
     index: NDArray[np.int64],
+    doubt: NDArray[np.bool_],
 ) -> None:
     """Write the k largest of log-probability plus `before` (B, N) to top (B, k), largest first.
 
@@ -205,7 +206,8 @@ def best_of_logits(
     are sums (B, N, V) times units (B, N) plus what is added (V,). Excluded are pieces below `first`, which is EOS; of
     EOS and the break after it all but the piece `ending` (B, N), unless that is -1; and all others for a hypothesis
     that `must` (B, N) end, with -1 by EOS. index (B, k) gets their places among N * V; of equal ones the first counts.
-    Hypotheses with NaN have none; if there are too few, top is -inf and the place 0.
+    Hypotheses with NaN have none; if there are too few, top is -inf and the place 0. doubt (B, N) is whether of EOS and
+    the break the other one than `ending` has the larger logit.
     """
     segments, hypotheses, count = sums.shape
     most = top.shape[1]
@@ -221,6 +223,9 @@ def best_of_logits(
             total += exponential(of_row[j] * unit + added[j] - largest_of_all)
         less = before[b, n] - (largest_of_all + np.log(total))
         wanted = first if ending[b, n] < 0 else ending[b, n]
+        if count > first + 1:
+            more = of_row[first + 1] * unit + added[first + 1] - (of_row[first] * unit + added[first])
+            doubt[b, n] = more > 0 if wanted == first else more < 0
         for block in range(len(high)):
             if not high[block] + less > top[b, most - 1]:
                 continue
