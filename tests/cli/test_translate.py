@@ -224,11 +224,11 @@ def test_documents_are_translated_together_as_trained(wide: Path, monkeypatch: p
     monkeypatch.chdir(wide)
     command = ["--input", "flickr.source.en-de", "--direction", "en-de"]
     default, alone = typed(*command), typed(*command, "--sentences")
-    assert "did not split" in default.stderr
+    assert "translated one by one" in default.stderr
     assert "apart" not in alone.stderr
     assert len(lines_of(default)) == len(lines_of(alone)) == 7
     Path("ids.txt").write_text("a\na\nb\nb\nb\nc\nd\n")
-    assert "did not split" in typed(*command, "--document-ids", "ids.txt").stderr
+    assert "translated one by one" in typed(*command, "--document-ids", "ids.txt").stderr
     Path("ids.txt").write_text("a\nb\nc\nd\ne\nf\ng\n")
     assert typed(*command, "--document-ids", "ids.txt").stderr.count("apart") == 0
     Path("ids.txt").write_text("a\n")

@@ -93,6 +93,6 @@ class Notes:
         if self.fell_back.count:
             yield (
                 f"of {self.joined.count:,} lines that were joined with others of their document, "
-                f"{self.fell_back.count:,} were translated one by one, because their joined translation did not "
-                f"split into as many lines: {self.fell_back}"
+                f"{self.fell_back.count:,} were translated one by one, because lines of their joined translation "
+                f"would not have been those of the source: {self.fell_back}"
             )
