@@ -412,8 +412,7 @@ def reorder(state: State, index: Tensor) -> State:
     N' continues; tensors under "shared" stay as they are.
     """
     within_segments = index.dim() == 2
-    rows: dict[int, Tensor] = {}
-    """The chosen of all B * N rows, by N."""
+    rows: dict[int, Tensor] = {}  # the indices of the chosen among all B * N rows, by N
 
     def chosen(value: Tensor) -> Tensor:
         if not within_segments:

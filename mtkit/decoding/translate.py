@@ -141,7 +141,7 @@ def translate_lines(
                     limits = lines.trained_on.limits(segment.pieces, segment.task, settings.max_pieces)
                     separated = _separate(joint, tokenizers.target, limits)[-len(window.lines) :]
                     done |= {number: [line] for number, line in zip(window.lines, separated, strict=False)}
-                    fallen |= {} if separated else dict.fromkeys(window.lines, segment.lines)
+                    fallen |= {} if separated else dict.fromkeys(window.lines, len(limits))
                     on_progress(len(separated))
         rest = [number for number in range(len(lines.lines)) if number not in done]
         segments = list(source.segments(rest))

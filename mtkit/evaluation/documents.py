@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sacrebleu.metrics.base import Metric, Signature
 from sacrebleu.metrics.base import Score as SacrebleuScore
 
 from mtkit.errors import DataError, MtkitError
-from mtkit.evaluation.scores import RESAMPLES, Score, metric_names, with_intervals
+from mtkit.evaluation.scores import RESAMPLES, CountedMetric, Score, metric_names, with_intervals
 from mtkit.evaluation.statistics import LengthRow, Statistics, gather, in_buckets
 from mtkit.evaluation.systems import SystemTexts
 from mtkit.evaluation.word_links import link_pairs, terms_of
@@ -135,10 +134,8 @@ def document_scores(
     return terms, DocumentScores(sum(map(len, documents)), positions, reference, pairs)
 
 
-class Consistency(Metric):  # type: ignore[misc]
+class Consistency(CountedMetric):
     """Term consistency as a sacrebleu metric. Statistics of a document: pairs with the same translation, all pairs."""
-
-    _SIGNATURE_TYPE = Signature
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,18 +143,6 @@ class Consistency(Metric):  # type: ignore[misc]
 
     def _compute_score_from_stats(self, stats: Any) -> Any:
         return SacrebleuScore(CONSISTENCY, 100 * float(stats[0]) / float(stats[1]) if stats[1] else 0.0)
-
-    def _aggregate_and_compute(self, stats: Any) -> Any:
-        return self._compute_score_from_stats(np.sum(stats, axis=0))
-
-    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
-        raise NotImplementedError
-
-    def _preprocess_segment(self, sent: str) -> str:
-        raise NotImplementedError
-
-    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
-        raise NotImplementedError
 
 
 def consistency(

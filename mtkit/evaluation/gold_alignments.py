@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sacrebleu.metrics.base import Metric, Signature
 from sacrebleu.metrics.base import Score as SacrebleuScore
 
 from mtkit.decoding.translator import Translator
 from mtkit.decoding.word_alignment import Heads
 from mtkit.errors import DataError
 from mtkit.evaluation.report import SURE, difference_cells
+from mtkit.evaluation.scores import CountedMetric
 from mtkit.evaluation.significance import TESTS, Comparison, compare_systems
 from mtkit.evaluation.statistics import Statistics
 from mtkit.terminal import ProgressBar, aligned, silent
@@ -152,13 +152,11 @@ def _word_map(side: str, texts: Sequence[str], counts: Sequence[int], say: Calla
     return [list(range(len(words))) for words in own]
 
 
-class LinkMetric(Metric):  # type: ignore[misc]
+class LinkMetric(CountedMetric):
     """AER, precision or recall as a sacrebleu metric, in per cent.
 
     Statistics of a line: |A & P|, |A|, |A & S|, |S|. An empty denominator gives 0.
     """
-
-    _SIGNATURE_TYPE = Signature
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -172,18 +170,6 @@ class LinkMetric(Metric):  # type: ignore[misc]
             "recall": (sure_hits, sure),
         }[self.name]
         return SacrebleuScore(self.name, 100 * part / whole if whole else 0.0)
-
-    def _aggregate_and_compute(self, stats: Any) -> Any:
-        return self._compute_score_from_stats(np.sum(stats, axis=0))
-
-    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
-        raise NotImplementedError
-
-    def _preprocess_segment(self, sent: str) -> str:
-        raise NotImplementedError
-
-    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
-        raise NotImplementedError
 
 
 def compare_links(

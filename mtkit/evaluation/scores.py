@@ -124,6 +124,24 @@ class _MatchSignature(Signature):  # type: ignore[misc]
         self.info["case"] = "lc" if args["lowercase"] else "mixed"
 
 
+class CountedMetric(Metric):  # type: ignore[misc]
+    """A sacrebleu metric of statistics that are counted elsewhere, and summed over segments or documents."""
+
+    _SIGNATURE_TYPE = Signature
+
+    def _aggregate_and_compute(self, stats: Any) -> Any:
+        return self._compute_score_from_stats(np.sum(stats, axis=0))
+
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
+        raise NotImplementedError
+
+    def _preprocess_segment(self, sent: str) -> str:
+        raise NotImplementedError
+
+    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+        raise NotImplementedError
+
+
 class ExactMatch(Metric):  # type: ignore[misc]
     """Percentage of segments that equal one of their references, ignoring spaces at the ends of lines."""
 

@@ -123,9 +123,7 @@ def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[s
         numbers, counts = speed.numbers(), unusual([best for best, *_ in found])
         say(f"{name}: {len(found):,} segments in {numbers['seconds']:.1f} s, {translator.about['checkpoint']}: {path}")
         if counts["joined"]:
-            say(
-                f"{name}: {counts['joined']:,} lines were joined; {counts['fell_back']:,} of them were translated alone"
-            )
+            say(f"{name}: {counts['joined']:,} lines were joined; {counts['fell_back']:,} were translated one by one")
         if counts["cut"]:
             say(f"{name}: {counts['cut']:,} translations reached the maximum length")
     return names

@@ -181,8 +181,8 @@ def _append_rows(state: State, k: Tensor, v: Tensor) -> State:
         return after
     if _has_one_row_per_position(state):
         seen[:, :, :rows] = True
-    own = numbers(0, hypotheses, seen.device)
-    seen[:, :, rows:end] = own.unsqueeze(1) == own
+    hypothesis = numbers(0, hypotheses, seen.device)
+    seen[:, :, rows:end] = hypothesis.unsqueeze(1) == hypothesis
     return after
 
 

@@ -15,7 +15,7 @@ BLOCK = 64
 def listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Return the positions of the chosen tokens (B, T) as a padded list (B, G), and which of its entries count.
 
-    The other entries are positions of tokens that are not chosen; no position stands twice.
+    The other entries are positions of tokens that are not chosen; no position occurs twice.
     """
     counts = chosen.sum(1)
     most = int(counts.max())  # on an accelerator this waits: the list is as long as the segment with most needs

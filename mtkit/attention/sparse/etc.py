@@ -92,7 +92,7 @@ class Etc(HeadAttention):
     """Sliding-window attention with global nodes in addition to the tokens.
 
     window_radius: number of tokens seen on each side, one number or one per layer. global_tokens: maximum number of
-    nodes. nodes: whether a node stands for a block of tokens ("blocks") or a sentence of a document ("sentences").
+    nodes. nodes: whether a node represents a block of tokens ("blocks") or a sentence of a document ("sentences").
     block: tokens per node, for blocks. rel_clip: distance beyond which labels are the same; 0 disables labels. share:
     "qkv" (tokens and nodes share all projections), "kv" (each has its own, whatever it reads) or "none" (keys and
     values also differ by what is read). hard_g2l: nodes read only the tokens of their block or sentence. hard_l2g:

@@ -203,8 +203,6 @@ class Segment:
     """Source pieces: the tag of the direction if there are several, text, EOS."""
     task: int | None = None
     """Index of the direction, if there are several."""
-    lines: int = 1
-    """Number of lines that it joins."""
     prefix: tuple[int, ...] = ()
     """Given translations of its first lines, each with a break after it."""
 
@@ -338,7 +336,7 @@ class Source:
         for number in numbers[1:]:
             pieces += [BREAK, *self.tag(number), *self.encoded[number]]
         prefix = tuple(piece for line in translated for piece in (*line[:-1], BREAK))
-        return replace(self.segment(numbers[0], pieces), lines=len(numbers), prefix=prefix)
+        return replace(self.segment(numbers[0], pieces), prefix=prefix)
 
 
 def split_lines(tokenizer: Tokenizer, pieces: Sequence[int], lines: int) -> list[tuple[str, tuple[int, ...]]] | None:

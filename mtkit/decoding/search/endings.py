@@ -5,8 +5,8 @@ before the last line, a break in it, and both directly after a break. A line end
 takes no room from the others. The last pieces before the limit of all lines are breaks and EOS, if the lines are not
 complete by then. If a translation's beginning is given, only its pieces may follow there.
 
-A hypothesis that must go on where the model would end it, or the other way round, has lost its place: it has left out a
-line of the source, or translated one twice. It is marked as astray.
+A hypothesis has lost its place if the model would have ended it instead of a line, or a line instead of the hypothesis:
+it has left out a line of the source, or translated one twice. It is marked as astray.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class Lines:
     astray: Tensor
 
     def __init__(self, batch: SourceBatch) -> None:
-        self._batch, self._counted = batch, batch.lines is not None
+        self._batch = batch
         self._doubt: Tensor | None = None
         self._limits: Tensor | None = None
         if batch.lines is not None and max(map(len, batch.lines)) > 1:
@@ -82,7 +82,7 @@ class Lines:
         at_limit = step + 1 in self._batch.limits
         if self._limits is None:
             must = (self._batch.limit[rows] <= step + 1).unsqueeze(1).expand_as(token) if at_limit else None
-            if self._counted:
+            if self._batch.lines is not None:
                 return Endings(None, must)
             return None if must is None else Endings(torch.full_like(token, ANY), must)
         left = self._batch.limit[rows].unsqueeze(1) - step  # (B', 1)
