@@ -55,7 +55,7 @@ def encodings_of(network: Network, count: int) -> list[Encoding]:
         module = embedding.positions
         if module is not None:
             kind = {Learned: "learned positions", Sinusoidal: "sinusoidal positions"}.get(type(module), "positions")
-            table = module(0, min(count, network.settings.max_length))
+            table = module.table[:count]
             found.append((kind, side, Encoding(kind, table.detach().float().cpu(), 0, "position", "dimension")))
     layers: dict[str, int] = {}
     for _, attention in network.attentions():

@@ -19,7 +19,12 @@ class Embedding(nn.Module):
     """
 
     def __init__(
-        self, tokens: nn.Embedding, positions: nn.Module | None, dropout: float, *, concatenated: bool = False
+        self,
+        tokens: nn.Embedding,
+        positions: "Sinusoidal | Learned | None",
+        dropout: float,
+        *,
+        concatenated: bool = False,
     ) -> None:
         super().__init__()
         self.concatenated = concatenated
@@ -28,19 +33,20 @@ class Embedding(nn.Module):
         self.dropout = Dropout(dropout)
         self.scale = math.sqrt(tokens.embedding_dim)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """ids (B, T) to (B, T, D)."""
+    def forward(self, ids: Tensor, places: Tensor | None = None) -> Tensor:
+        """ids (B, T) to (B, T, D); places (B, T) are their positions, 0 to T - 1 if None."""
         x = _lowered(embed(ids, self.tokens.weight) * self.scale)
-        return self.dropout(self._with_positions(x, 0, ids.shape[1]))
+        return self.dropout(self._with_positions(x, slice(ids.shape[1]) if places is None else places))
 
-    def at(self, ids: Tensor, position: int) -> Tensor:
-        """ids (B, N), all at the same position, to (B, N, D)."""
-        return self._with_positions(_lowered(self.tokens(ids) * self.scale), position, 1)
+    def at(self, ids: Tensor, place: int | Tensor) -> Tensor:
+        """ids (B, N), all at the same position or at those given, (B, N), to (B, N, D)."""
+        x = _lowered(self.tokens(ids) * self.scale)
+        return self._with_positions(x, place if isinstance(place, Tensor) else slice(place, place + 1))
 
-    def _with_positions(self, x: Tensor, first: int, count: int) -> Tensor:
+    def _with_positions(self, x: Tensor, places: slice | Tensor) -> Tensor:
         if self.positions is None:
             return x
-        positions = self.positions(first, count).type_as(x)
+        positions = self.positions.table[places].type_as(x)
         return torch.cat([x, positions.expand(*x.shape[:-1], -1)], -1) if self.concatenated else x + positions
 
 
@@ -86,7 +92,7 @@ def token_table(vocabulary: int, width: int) -> nn.Embedding:
 
 
 class Sinusoidal(nn.Module):
-    """Sines and cosines of geometric wavelengths.
+    """A table (max_length, D) of sines and cosines of geometric wavelengths.
 
     sinusoidal: pe[2i] = sin(p 10000^(-2i/D)) and pe[2i + 1] its cosine (Vaswani et al., 2017, section 3.5).
     sinusoidal-halves: the same channels, all sines first (Hugging Face's Marian and Pegasus).
@@ -107,25 +113,17 @@ class Sinusoidal(nn.Module):
         table = nn.functional.pad(waves, (0, width - 2 * pairs)).float()
         self.register_buffer("table", table, persistent=False)
 
-    def forward(self, first: int, count: int) -> Tensor:
-        """Positions first to first + count - 1, (count, D)."""
-        return self.table[first : first + count]
-
 
 class Learned(nn.Module):
-    """A learned vector for each position."""
+    """A table (max_length, D) with a learned vector for each position."""
 
     def __init__(self, max_length: int, width: int) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.empty(max_length, width))
         nn.init.normal_(self.table, std=width**-0.5)
 
-    def forward(self, first: int, count: int) -> Tensor:
-        """Positions first to first + count - 1, (count, D)."""
-        return self.table[first : first + count]
 
-
-def absolute_positions(kind: str, max_length: int, width: int) -> nn.Module | None:
+def absolute_positions(kind: str, max_length: int, width: int) -> Sinusoidal | Learned | None:
     """The module for a recipe's `model.positions`."""
     if kind == "none":
         return None

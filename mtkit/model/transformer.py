@@ -25,6 +25,7 @@ from mtkit.model.layers import (
 from mtkit.model.network import Choice, Encoded, Logits, Network, Output, Shortlist, build_stack
 from mtkit.model.reversible import refuse_carry, run_reversibly
 from mtkit.recipe import ModelSettings
+from mtkit.text.tokenizer import BREAK
 
 TOGETHER = 1024
 """Padded source pieces per thread that are encoded at a time."""
@@ -88,7 +89,8 @@ class Transformer(Network):
     def _encode(
         self, source: Tensor, source_valid: Tensor | None, task: Tensor | None, weights: Weights | None = None
     ) -> Encoded:
-        x, stack_pass, marks = self.source_embedding(source), StackPass(weights=weights), self.marks(source)
+        x, marks = self.source_embedding(source, self.places(source)), self.marks(source)
+        stack_pass = StackPass(weights=weights)
         layers = [cast(EncoderLayer, layer) for layer in self.encoder]
         if self._runs_reversibly(weights):
             sublayers = [part for layer in layers for part in layer.sublayers(source_valid, task, marks)]
@@ -107,7 +109,7 @@ class Transformer(Network):
         stack_pass = StackPass(losses=encoded.losses, log_prob=encoded.log_prob, weights=weights)
         marks = self.marks(target_in), encoded.marks
         context = Context(encoded.memory, encoded.valid, encoded.carry, target_valid, encoded.task, *marks)
-        x = self.target_embedding(target_in)
+        x = self.target_embedding(target_in, self.places(target_in))
         if self._runs_reversibly(weights):
             sublayers = [part for layer in self._decoder_layers for part in layer.sublayers(context)]
             stream = run_reversibly(sublayers, x, stack_pass, encoded.memory)
@@ -121,7 +123,10 @@ class Transformer(Network):
         batch_size, self_carry, cross_carry = encoded.memory.shape[0], None, None
         shortlist = None if pieces is None else Shortlist(pieces, self.logits_of(pieces))
         sentence = self.first_sentence(batch_size, hypotheses)
-        state: State = {"position": 0, "shortlist": shortlist, "sentence": sentence}
+        position: int | Tensor = 0
+        if self.settings.sentence_positions:
+            position = torch.zeros(batch_size, hypotheses, dtype=torch.long, device=encoded.memory.device)
+        state: State = {"position": position, "shortlist": shortlist, "sentence": sentence}
         for number, layer in enumerate(self._decoder_layers):
             self_state, self_carry = layer.self_attention.start(
                 batch_size,
@@ -147,9 +152,12 @@ class Transformer(Network):
         stack_pass, weights = StackPass(), None
         shortlist: Shortlist | None = state["shortlist"]
         token = token if shortlist is None else shortlist.pieces[token]
-        x = to_stream(self.target_embedding.at(token, state["position"]), self.settings)
+        position = state["position"]
+        if self.settings.sentence_positions:
+            position = position.masked_fill(token == BREAK, 0)
+        x = to_stream(self.target_embedding.at(token, position), self.settings)
         sentence, marks = self.next_marks(token, state["sentence"])
-        after: State = {"position": state["position"] + 1, "shortlist": shortlist, "sentence": sentence}
+        after: State = {"position": position + 1, "shortlist": shortlist, "sentence": sentence}
         last = len(self.decoder) - 1
         for number, layer in enumerate(self._decoder_layers):
             name = f"layer{number}"
@@ -158,6 +166,13 @@ class Transformer(Network):
             )
         logits = self.next_logits(self.decoder_norm(from_stream(x)), shortlist)
         return logits, after, None if weights is None else weights.mean(1)
+
+    def places(self, pieces: Tensor) -> Tensor | None:
+        """The positions (B, T) of pieces, counted from the last break if the model counts them so; None: from 0."""
+        if not self.settings.sentence_positions:
+            return None
+        index = torch.arange(pieces.shape[1], device=pieces.device)
+        return index - ((pieces == BREAK) * index).cummax(1).values
 
     def _runs_reversibly(self, weights: Weights | None) -> bool:
         return self.settings.reversible and torch.is_grad_enabled() and weights is None

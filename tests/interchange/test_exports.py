@@ -177,6 +177,7 @@ def test_a_direction_is_asked_for_by_its_tag(tmp_path: Path) -> None:
         ({"model": {"activation": "swiglu"}}, "huggingface", "no model.activation swiglu"),
         ({"model": {"position_width": 4}}, "huggingface", "no model.position_width 4 (concatenated positions)"),
         ({"model": {"position_width": 4}}, "ctranslate2", "no model.position_width 4 (concatenated positions)"),
+        ({"model": {"sentence_positions": True}}, "huggingface", "no model.sentence_positions"),
         ({"model": {"tie": "none"}}, "huggingface", "Pegasus, which has no model.tie none"),
         ({}, "hugging-face", "no format 'hugging-face' (did you mean 'huggingface'?)"),
     ],

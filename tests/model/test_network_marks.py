@@ -133,3 +133,15 @@ def test_a_large_batch_that_is_encoded_in_parts_has_its_marks(monkeypatch: pytes
     assert encoded.marks is not None
     assert encoded.marks.tolist() == SOURCE_MARKS
     assert seen.marks["encoder", "attend"][::2] == [[SOURCE_MARKS[:1], None], [[[0, 0]], None]]
+
+
+@pytest.mark.parametrize("anew", [True, False])
+@torch.no_grad()
+def test_a_sentence_with_positions_of_its_own_is_encoded_as_alone(anew: bool) -> None:
+    settings = {"d_model": 16, "heads": 2, "max_length": 32, "feed_forward": 24, "sentence_positions": anew}
+    attention = {"name": "group", "options": {"context_layers": 0}}
+    recipe = load_recipe(None, {"model": settings, "attention": attention})
+    network = build_model(recipe, source_vocabulary=24, target_vocabulary=24).eval()
+    document = network.encode(SOURCE[:1]).memory
+    alone = torch.cat([network.encode(SOURCE[:1, each]).memory for each in (slice(2), slice(2, 5), slice(5, 6))], 1)
+    assert torch.allclose(document[:, :6], alone, atol=1e-6) is anew

@@ -13,6 +13,7 @@ from mtkit.model.embedding import Sinusoidal
 from mtkit.model.network import build_attention
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
+from mtkit.text.tokenizer import BREAK
 
 SMALL = {"d_model": 16, "heads": 2, "feed_forward": 24, "max_length": 32}
 
@@ -41,11 +42,14 @@ def test_presets_are_the_papers_models(preset: str, millions: float) -> None:
         {"positions": "learned"},
         {"positions": "sinusoidal", "position_width": 6},
         {"positions": "learned", "position_width": 5, "reversible": True},
+        {"positions": "learned", "sentence_positions": True},
+        {"positions": "sinusoidal", "position_width": 6, "sentence_positions": True},
     ],
 )
 def test_steps_are_the_whole_and_padding_changes_nothing(norm: str, positions: dict[str, Any]) -> None:
     net = model(model={**SMALL, **positions, "norm": "pre" if "reversible" in positions else norm})
-    source, target = torch.randint(4, 24, (3, 7)), torch.randint(4, 24, (3, 6))
+    source, target = torch.randint(5, 24, (3, 7)), torch.randint(5, 24, (3, 6))
+    source[0, 2] = target[0, 1] = target[2, 4] = BREAK
     valid = torch.arange(7) < torch.tensor([[7], [4], [2]])
     whole = logits(net, source, target, valid)
     torch.testing.assert_close(whole[1:2], logits(net, source[1:2, :4], target[1:2], valid[1:2, :4]), atol=1e-5, rtol=0)
@@ -70,7 +74,7 @@ def test_concatenated_positions_take_channels_from_the_embeddings() -> None:
     encoded = net.source_embedding(torch.tensor([[7, 7, 9]]))
     assert torch.equal(encoded[0, 0, :10], encoded[0, 1, :10])
     assert torch.equal(encoded[0, 0, :10], states["source_embedding.tokens.weight"][7] * 10**0.5)
-    assert torch.equal(encoded[0, :, 10:], Sinusoidal(32, 6)(0, 3))
+    assert torch.equal(encoded[0, :, 10:], Sinusoidal(32, 6).table[:3])
 
 
 def test_a_later_target_token_changes_nothing_earlier() -> None:

@@ -24,8 +24,9 @@ def unlike_plain(recipe: Recipe, *, besides: Collection[str] = ()) -> str | None
     """
     if recipe.model.architecture != "transformer":
         return f"model.architecture {recipe.model.architecture}"
-    if recipe.model.reversible:
-        return "model.reversible"
+    for setting in ("reversible", "sentence_positions"):
+        if getattr(recipe.model, setting):
+            return f"model.{setting}"
     if recipe.model.position_width:
         return f"model.position_width {recipe.model.position_width} (concatenated positions)"
     for role, choices in choose_attention(recipe).items():
@@ -83,7 +84,7 @@ class Weights:
         settings, positions = self._model.settings, self._embedding(side).positions
         if positions is None:
             return torch.zeros(settings.max_length, settings.d_model)
-        return positions(0, settings.max_length).detach().float().cpu()
+        return positions.table.detach().float().cpu()
 
     def _embedding(self, side: str) -> Any:
         return self._model.source_embedding if side == "encoder" else self._model.target_embedding
