@@ -8,7 +8,8 @@ after both output projections. The paper's text was not at hand; the equations a
 Departures: sentences are counted from break pieces by `mtkit.attention.marks`; there is no tag for tokens outside
 sentences. A target sentence beyond the last source sentence reads the last one (the authors' code gives NaN).
 Regularizers read the group attention.
-Cost: O(T²); group attention is computed under a mask. A step costs O(t).
+Cost: O(T L) for sentences of up to L tokens, and O(T²) in context layers. Group attention is computed under a mask
+O(T²), unless the context has `LONG` tokens or more, and the device is the CPU. A step costs O(t).
 """
 
 from collections.abc import Mapping
@@ -22,8 +23,12 @@ from mtkit.attention.bases.product_attention import ProductAttention
 from mtkit.attention.bases.score_attention import Pairs
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
 from mtkit.attention.kernels.dot_product import upcast
+from mtkit.attention.kernels.sentence_rows import attend_within
 from mtkit.attention.marks import sentences
 from mtkit.attention.options import Natural, Within
+
+LONG = 1_000
+"""Tokens of the context from which the CPU computes group attention in rows of sentences; a mask is as fast below."""
 
 
 class Group(ProductAttention):
@@ -57,8 +62,8 @@ class Group(ProductAttention):
     def attend(self, inputs: Inputs) -> Attended:
         """Group attention; in context layers mixed with full attention, whose weights are returned."""
         if self.context is None:
-            return super().attend(inputs)
-        local = super().attend(replace(inputs, need_weights=False))
+            return self._within(inputs)
+        local = self._within(replace(inputs, need_weights=False))
         wide = self.context.attend(inputs)
         return self._mixed(local, wide)
 
@@ -87,6 +92,19 @@ class Group(ProductAttention):
         wide, context = self.context.advance(inputs, state["context"])
         return self._mixed(attended, wide), {"local": local, "context": context}
 
+    def _within(self, inputs: Inputs) -> Attended:
+        """Group attention, in rows of sentences if the context is long and nobody reads the weights."""
+        read = inputs.need_weights or self.regularizes_weights or self.positions is not None
+        short = inputs.context_marks is None or inputs.context.shape[1] < LONG
+        if read or short or inputs.query.device.type != "cpu":
+            return super().attend(inputs)
+        own, key = self._sentences(inputs)
+        q, (k, v) = self.queries(inputs.query), self.keys_values(inputs.context)
+        masks, causal = (inputs.query_valid, inputs.context_valid), self.site.causal
+        heads = attend_within(q, k, v, own, key, *masks, scale=self.scale, causal=causal, dropout=self.dropout)
+        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid, None, inputs.context_marks)
+        return Attended(self.merge_heads(heads, inputs.query), losses=losses)
+
     def _mixed(self, local: Attended, wide: Attended) -> Attended:
         """The gated sum of both outputs, with the losses of the first and the weights of the second."""
         gate = self._gate(local.output, wide.output)
@@ -101,12 +119,18 @@ class Group(ProductAttention):
         """Return which real keys are in the query's sentence, (B, T, S)."""
         if inputs.context_marks is None:  # the context is one sentence
             return inputs.context_valid
-        own = key = sentences(inputs.context_marks)
-        if inputs.memory is not None:
-            own = torch.zeros_like(key[:, :1]) if inputs.query_marks is None else sentences(inputs.query_marks)
-            own = own.minimum(_last(key, inputs.memory_valid))
+        own, key = self._sentences(inputs)
         same = own.unsqueeze(2) == key.unsqueeze(1)
         return same if inputs.context_valid is None else same & inputs.context_valid.unsqueeze(1)
+
+    def _sentences(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return the sentence numbers of queries, (B, T), and of keys, (B, S); the context has marks."""
+        assert inputs.context_marks is not None
+        key = sentences(inputs.context_marks)
+        if inputs.memory is None:
+            return key, key
+        own = key.new_zeros(inputs.query.shape[:2]) if inputs.query_marks is None else sentences(inputs.query_marks)
+        return own.minimum(_last(key, inputs.memory_valid)), key
 
     def shown(self, pairs: Pairs) -> Tensor | None:
         """Return the keys of the query's sentence as regularizers read them, (B, 1, T, S)."""

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from mtkit.attention import Inputs, build, reorder
 from mtkit.attention.bases.product_attention import COMPACTED, MAX_SHARING
+from mtkit.attention.kernels.sentence_rows import attend_within
 from mtkit.attention.marks import marks_from
+from mtkit.attention.sparse import group
 from mtkit.errors import MtkitError
 
 WIDTH = 16
@@ -47,6 +49,27 @@ def test_a_document_is_its_sentences_apart(role: str) -> None:
     for place, source in zip(places, sources, strict=True):
         alone = full(x[:, place], memory[:, source] if cross else None).output
         torch.testing.assert_close(together.output[:, place], alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
+@pytest.mark.parametrize("regularizer", [None, "disagreement"])
+def test_a_long_context_in_rows_of_sentences_is_the_same(
+    role: str, regularizer: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention = make(role, context_layers=1, regularizer=regularizer).train()
+    (x, marks, _), (memory, memory_marks, _) = document(LENGTHS), document(SOURCES)
+    source = {"memory": memory, "memory_marks": memory_marks} if role == "cross" else {}
+    valid = torch.arange(x.shape[1]) < 12
+    whole = attention(x, query_marks=marks, query_valid=valid[None], **source)
+    calls = []
+    monkeypatch.setattr(group, "LONG", 2)
+    monkeypatch.setattr(
+        group, "attend_within", lambda *args, **options: calls.append(0) or attend_within(*args, **options)
+    )
+    rows = attention(x, query_marks=marks, query_valid=valid[None], **source)
+    assert calls == [0]
+    torch.testing.assert_close(rows.output[:, :12], whole.output[:, :12], atol=1e-5, rtol=0)
+    torch.testing.assert_close(rows.losses, whole.losses)
 
 
 @pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
