@@ -25,6 +25,13 @@ def report(
         list[str] | None,
         typer.Option(metavar="NAME", help="Side to score; repeatable.  [default: those translated latest]"),
     ] = None,
+    segment_scores: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE",
+            help="Scores of another metric, a number per line; repeatable, one per run in their order.",
+        ),
+    ] = None,
     threads: Threads = None,
 ) -> None:
     """Write one page about runs that have translated.
@@ -38,6 +45,7 @@ def report(
       mtkit report
       mtkit report full longformer --output report.html
     """
+    from mtkit.evaluation.segment_scores import named_files
     from mtkit.reporting.page import report_page
     from mtkit.runs import find_run, named_run
     from mtkit.storage.files import check_outputs, inside, write_text
@@ -46,5 +54,5 @@ def report(
     check_outputs([output])
     use_threads(threads)
     runs = [*map(named_run, run or ()), *(find_run(name=chosen) for chosen in name or ())] or [find_run()]
-    write_text(output, report_page(runs, side or (), through))
+    write_text(output, report_page(runs, side or (), through, named_files(segment_scores or [])))
     typer.echo(str(output))

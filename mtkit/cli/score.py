@@ -66,7 +66,15 @@ def score(
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Metric: BLEU, chrF, TER, exact or token; repeatable.  [default: the recipe's]"
+            metavar="NAME",
+            help="Metric: BLEU, chrF, TER, exact, token, comet or comet:MODEL; repeatable.  [default: the recipe's]",
+        ),
+    ] = None,
+    segment_scores: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE",
+            help="Scores of another metric, a number per line; repeatable, one per system in their order.",
         ),
     ] = None,
     paired_test: Annotated[
@@ -147,6 +155,9 @@ def score(
     the baseline: the others are printed with their difference from it and p-values by paired bootstrap and approximate
     randomisation. The sacrebleu command computes the same scores from the same files.
 
+    --metric comet runs the comet-score command, which has its own environment: MTKIT_COMET=/path/to/comet-score.
+    --segment-scores adds the mean of the segment scores of any metric, with the same intervals and tests.
+
     --documents prints BLEU and chrF of documents, the lines of each joined to one segment (d-BLEU), with intervals and
     tests over documents; scores by the number of the line in its document; and the consistency of terms: of all pairs
     of occurrences of a source word in a document, the percentage that is translated alike, beside the reference's.
@@ -165,6 +176,8 @@ def score(
       mtkit score
       mtkit score --name one --name two
       mtkit score --hypothesis out.de --reference test.de
+      mtkit score --metric BLEU --metric comet --name one --name two
+      mtkit score --segment-scores MetricX=one.metricx --segment-scores MetricX=two.metricx --name one --name two
       mtkit score --documents --name one --name two --output positions.png
       mtkit score --documents --document-ids ids --source test.en --hypothesis out.de --reference test.de
       mtkit score --contrastive pronouns.jsonl --name one --name two
@@ -204,7 +217,8 @@ def _check_options(options: dict[str, Any]) -> None:
         others = CONTRASTIVE | GOLD | MODEL
         wrong, why = chosen & others, "applies to --contrastive or --gold-alignments only"
         if options["documents"]:
-            wrong, why = chosen & (others | {"by_length"}) - {"documents"}, "does not go with --documents"
+            lines_only = {"by_length", "segment_scores"}
+            wrong, why = chosen & (others | lines_only) - {"documents"}, "does not go with --documents"
         elif chosen & DOCUMENTS:
             wrong, why = chosen & DOCUMENTS, "applies to --documents only"
     for name in options:
@@ -221,6 +235,7 @@ def _score_texts(options: dict[str, Any]) -> str:
     """Score translations of runs or of files; print notes, draw the picture; return the tables or the JSON object."""
     from mtkit.evaluation.documents import document_metrics, draw_by_position
     from mtkit.evaluation.report import score_side, side_object, sides_text
+    from mtkit.evaluation.segment_scores import check_files, comet_models, named_files
     from mtkit.evaluation.significance import TESTS
     from mtkit.storage.files import check_outputs, json_text
 
@@ -232,12 +247,18 @@ def _score_texts(options: dict[str, Any]) -> str:
         texts = [*(options["hypothesis"] or []), *(options["reference"] or [])]
         check_outputs([output], [*texts, *filter(None, (options["source"], options["document_ids"]))])
     sides, settings, language = _texts(options)
-    metrics = options["metric"] or settings.metrics
+    segment_scores = named_files(options["segment_scores"] or [])
+    check_files(segment_scores, len(sides[0][1]), len(sides))
+    metrics, models = comet_models(options["metric"] or settings.metrics)
+    if models and options["documents"]:
+        raise MtkitError("--metric comet scores lines, not --documents; leave one out")
     scored = [
         score_side(
             side_name,
             files,
             metrics=document_metrics(options["metric"], settings.metrics) if options["documents"] else metrics,
+            segment_scores=segment_scores,
+            comet=models,
             tests=options["paired_test"] or TESTS,
             lengths=options["by_length"],
             documents=bool(options["documents"]),

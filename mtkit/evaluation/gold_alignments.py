@@ -202,8 +202,7 @@ def links_text(file: str, names: Sequence[str], gold: Sequence[GoldLinks], compa
     rows = [["system", "AER", "95% interval", "precision", "recall", "difference", "p bootstrap", "p randomisation"]]
     for number, (name, (error_rate, *others)) in enumerate(zip(names, comparison.scores, strict=True)):
         difference = comparison.differences[number - 1][0] if number else None
-        interval = f"{error_rate.low:.2f} to {error_rate.high:.2f}"
-        cells = [f"{error_rate.value:.2f}", interval, *(f"{score.value:.2f}" for score in others)]
+        cells = [error_rate.text, error_rate.interval, *(score.text for score in others)]
         rows.append([name, *cells, *difference_cells(difference)])
     parts = [title, aligned(rows if len(names) > 1 else [row[:5] for row in rows])]
     if len(names) > 1:

@@ -3,17 +3,19 @@
 Output of scores: tables for people, JSON objects for programs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mtkit.evaluation.documents import DocumentScores, PositionRow, document_rows, document_scores, joined
 from mtkit.evaluation.scores import METRICS, RESAMPLES, Score, doubt, missing_tokenizer, named_metrics, told_apart
+from mtkit.evaluation.segment_scores import added_scores, comet_command
 from mtkit.evaluation.significance import TESTS, Comparison, Difference, compare_systems
-from mtkit.evaluation.statistics import LengthRow, by_length, gather
-from mtkit.evaluation.systems import Translated, read_texts
+from mtkit.evaluation.statistics import LengthRow, Statistics, by_length, gather
+from mtkit.evaluation.systems import SystemTexts, Translated, read_texts
 from mtkit.terminal import ProgressBar, aligned, silent
 from mtkit.text.languages import bleu_tokenizer, lacks_spaces, languages_of
 
@@ -57,6 +59,8 @@ def score_side(
     language: str | None = None,
     tokenize: str | None = None,
     lowercase: bool = False,
+    segment_scores: Mapping[str, Sequence[Path]] | None = None,
+    comet: Sequence[str] = (),
     progress: ProgressBar = silent,
 ) -> SideScores:
     """Score a side's translations; `lengths` adds scores by source length, which require the sources.
@@ -67,10 +71,18 @@ def score_side(
     `language` is the target language of all segments. With None, it is taken from the file of directions, or unknown if
     there is no such file.
 
-    Raises: DataError and MtkitError as `read_texts`, `named_metrics` and `compare_systems` do.
+    `segment_scores` adds metrics by name, with a file of segment scores per system, and `comet` adds scores of
+    `comet-score` by model, which require the sources (`mtkit.evaluation.segment_scores`). `metrics` may then be empty.
+
+    Raises: DataError and MtkitError as `read_texts`, `named_metrics`, `compare_systems`, `read_segment_scores` and
+    `run_comet` do.
     """
-    named_metrics(metrics, tokenize=tokenize)  # raises for unknown names before files are read
-    texts = lines = read_texts(files, sources=lengths, documents=documents)
+    options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
+    if metrics or not (segment_scores or comet):
+        named_metrics(metrics, **options)  # raises for unknown names before files are read
+    if comet:
+        comet_command()
+    texts = lines = read_texts(files, sources=lengths or bool(comet), documents=documents)
     targets = (
         [None] * len(lines.hypotheses[0])
         if lines.directions is None
@@ -82,12 +94,13 @@ def score_side(
         rows_of_documents = document_rows(lines, files[0].source or files[0].references[0])
         texts, kinds = joined(lines, rows_of_documents), kinds[[rows[0] for rows in rows_of_documents]]
     segments = len(texts.hypotheses[0])
-    options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
-    chosen = named_metrics(metrics, languages, **options)
+    chosen = named_metrics(metrics, languages, **options) if metrics else []
     bleu = named_metrics(["BLEU"], languages, **options) if lengths else []
     systems = [
         gather(chosen, hypothesis, texts.references, kinds=kinds, progress=progress) for hypothesis in texts.hypotheses
     ]
+    added = added_scores(files, texts, segment_scores or {}, comet)
+    systems = [[*system, *more] for system, more in zip(systems, added, strict=True)]
     found = None
     if documents:
         systems = [[replace(each, name=f"d-{each.name}") for each in system] for system in systems]
@@ -99,26 +112,12 @@ def score_side(
             known = [of_metric for of_metric in system if of_metric.name == "BLEU"]
             (ratio,) = known or gather(bleu, hypotheses, texts.references, kinds=kinds, progress=progress)
             rows.append(by_length(texts.sources, system, ratio))
-    by_direction = {}
-    if texts.directions is not None and len(set(texts.directions)) > 1:
-        all_directions = np.array(texts.directions)
-        for direction in dict.fromkeys(texts.directions):
-            picked = all_directions == direction
-            part = [[of_metric.of(picked) for of_metric in system] for system in systems]
-            by_direction[direction] = int(picked.sum()), compare_systems(part, tests=tests, progress=progress)
-    lines_by_path = {str(file.hypothesis): each for file, each in zip(files, lines.hypotheses, strict=True)}
-    lines_by_path |= {str(path): each for path, each in zip(files[0].references, lines.references, strict=True)}
     resamples = 0 if documents and segments == 1 else RESAMPLES  # a single document has no interval over documents
     overall = compare_systems(systems, tests=tests, resamples=resamples, progress=progress)
     has_bleu = any(name == "BLEU" for name, _ in chosen)
-    notes = [missing_tokenizer(languages, tokenize) if has_bleu else None]
-    notes += [
-        f"{path} begins with a byte order mark, which mtkit skips; the sacrebleu command counts it as text"
-        for path in texts.marked
-    ]
-    for path, of_path in lines_by_path.items():
-        if _looks_tokenised(of_path):
-            notes.append(f"lines of {path} end in ' .' as tokenised text does; BLEU expects detokenised text")
+    notes = [missing_tokenizer(languages, tokenize) if has_bleu else None, *_notes_on_files(files, lines)]
+    if comet and len(texts.references) > 1:
+        notes.append(f"COMET uses one reference: {files[0].references[0]}")
     if found is not None and found.reference is None:
         why = "no term occurs twice in a document" if lines.sources else "the source is unknown; give it with --source"
         notes.append(f"no consistency of terms: {why}")
@@ -136,11 +135,42 @@ def score_side(
         list(files),
         segments,
         overall,
-        by_direction,
+        _by_direction(texts.directions, systems, tests, progress),
         rows,
         [note for note in notes if note],
         found,
     )
+
+
+def _by_direction(
+    directions: Sequence[str] | None,
+    systems: Sequence[Sequence[Statistics]],
+    tests: Sequence[str],
+    progress: ProgressBar,
+) -> dict[str, tuple[int, Comparison]]:
+    """Return the number of segments and the scores of each direction, if there are several."""
+    if directions is None or len(set(directions)) == 1:
+        return {}
+    by_direction, all_directions = {}, np.array(directions)
+    for direction in dict.fromkeys(directions):
+        picked = all_directions == direction
+        part = [[of_metric.of(picked) for of_metric in system] for system in systems]
+        by_direction[direction] = int(picked.sum()), compare_systems(part, tests=tests, progress=progress)
+    return by_direction
+
+
+def _notes_on_files(files: Sequence[Translated], texts: SystemTexts) -> list[str]:
+    """Return notes on byte order marks and on tokenised text."""
+    notes = [
+        f"{path} begins with a byte order mark, which mtkit skips; the sacrebleu command counts it as text"
+        for path in texts.marked
+    ]
+    lines_by_path = {str(file.hypothesis): lines for file, lines in zip(files, texts.hypotheses, strict=True)}
+    lines_by_path |= {str(path): lines for path, lines in zip(files[0].references, texts.references, strict=True)}
+    for path, lines in lines_by_path.items():
+        if _looks_tokenised(lines):
+            notes.append(f"lines of {path} end in ' .' as tokenised text does; BLEU expects detokenised text")
+    return notes
 
 
 def _without_words(
@@ -169,7 +199,7 @@ def table(scores: Sequence[Score]) -> str:
     """Return a line for each score: name, value, 95% confidence interval if there is one, signature."""
     return _table(
         ["metric", "score", "95% interval", "signature"],
-        [[score.name, f"{score.value:.2f}", _interval(score), score.signature] for score in scores],
+        [[score.name, score.text, score.interval, score.signature] for score in scores],
     )
 
 
@@ -203,7 +233,7 @@ def matrix(sides: Sequence[SideScores]) -> Matrix:
                 differences = comparison.differences[number - 1] if number else [None] * len(metrics)
                 cells = [side.name or "", direction, f"{segments:,}", system.system if several else ""]
                 for score, difference in zip(comparison.scores[number], differences, strict=True):
-                    cells += [f"{score.value:.2f}", _short(difference) if several else _interval(score)]
+                    cells += [score.text, _short(difference) if several else score.interval]
                 rows.append(cells)
             label = " ".join(filter(None, [side.name if len(sides) > 1 else "", direction]))
             for name, signature in _signed(comparison):
@@ -244,7 +274,7 @@ def _short(difference: Difference | None) -> str:
     if difference is None:
         return ""
     p_values = [p for p in (difference.bootstrap_p, difference.randomisation_p) if p is not None]
-    return f"{difference.value:+.2f} {'*' if p_values and max(p_values) < SURE else ' '}"
+    return f"{difference.text} {'*' if p_values and max(p_values) < SURE else ' '}"
 
 
 def side_text(side: SideScores) -> str:
@@ -285,7 +315,7 @@ def consistency_of_reference(found: DocumentScores, names: Sequence[str]) -> str
     """Return what consistency is, its value for the reference, and the pairs it counts; empty if there is none."""
     if found.reference is None:
         return ""
-    interval = _interval(found.reference)
+    interval = found.reference.interval
     pairs = ", ".join(f"{name} {count:,}" for name, count in zip(["reference", *names], found.pairs, strict=True))
     return (
         "consistency: pairs of occurrences of a source word in a document that are translated alike, in per cent; the "
@@ -300,7 +330,7 @@ def position_table(side: SideScores) -> tuple[list[str], list[list[str]]]:
     for of_position in zip(*side.documents.positions, strict=True):
         for files, row in zip(side.files, of_position, strict=True):
             interval = "" if row.low is None else f"{row.low:.2f} to {row.high:.2f}"
-            first, *others = _numbers(row, names)
+            first, *others = length_cells(row, [Score(name, 0.0, "") for name in names])
             about = [row.name, f"{row.segments:,}", f"{row.documents:,}", files.system]
             rows.append([*about, first, interval, *others])
     heads = ["line in document", "lines", "documents", "system", names[0], "95% interval", *names[1:], "length ratio"]
@@ -360,7 +390,7 @@ def _comparison_table(side: SideScores) -> str:
                 score = comparison.scores[number][metric]
                 system = files.system if len(side.files) > 1 else ""
                 difference = comparison.differences[number - 1][metric] if number else None
-                cells = [f"{score.value:.2f}", _interval(score), *difference_cells(difference)]
+                cells = [score.text, score.interval, *difference_cells(difference)]
                 rows.append([score.name, *where, system, *cells])
     heads = ["metric", "direction", "segments", "system", "score", "95% interval", "difference"]
     return _table([*heads, "p bootstrap", "p randomisation"], rows)
@@ -371,7 +401,7 @@ def difference_cells(difference: Difference | None) -> list[str]:
     if difference is None:
         return ["", "", ""]
     p_values = [difference.bootstrap_p, difference.randomisation_p]
-    return [f"{difference.value:+.2f}", *("" if p is None else f"{p:.4f} {'*' if p < SURE else ' '}" for p in p_values)]
+    return [difference.text, *("" if p is None else f"{p:.4f} {'*' if p < SURE else ' '}" for p in p_values)]
 
 
 def _signatures(comparison: Comparison) -> str:
@@ -387,23 +417,18 @@ def _signed(comparison: Comparison) -> list[tuple[str, str]]:
 
 def _length_table(side: SideScores) -> str:
     """Return a table with a line for each length and system."""
-    names = [score.name for score in side.overall.scores[0]]
-    rows = []
+    scores, rows = side.overall.scores[0], []
     for rows_of_length in zip(*side.lengths, strict=True):
         for files, row in zip(side.files, rows_of_length, strict=True):
-            rows.append(
-                [row.name, f"{row.segments:,}", files.system if len(side.files) > 1 else "", *_numbers(row, names)]
-            )
-    return _table(["words in source", "segments", "system", *names, "length ratio"], rows)
+            system = files.system if len(side.files) > 1 else ""
+            rows.append([row.name, f"{row.segments:,}", system, *length_cells(row, scores)])
+    return _table(["words in source", "segments", "system", *(score.name for score in scores), "length ratio"], rows)
 
 
-def _numbers(row: LengthRow, names: Sequence[str]) -> list[str]:
+def length_cells(row: LengthRow, scores: Sequence[Score]) -> list[str]:
+    """Return the table cells of a row: its value in each of the metrics, and the length ratio."""
     ratio = "" if row.length_ratio is None else f"{row.length_ratio:.3f}"
-    return [*(f"{row.scores[name]:.2f}" for name in names), ratio]
-
-
-def _interval(score: Score) -> str:
-    return "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
+    return [*(replace(score, value=row.scores[score.name]).text for score in scores), ratio]
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -212,6 +212,15 @@ NO_BLEU, SOME_CHRF = 0.5, 20.0
 """BLEU below NO_BLEU and chrF above SOME_CHRF: the tokenizer does not fit the text."""
 
 
+MEAN = ("segments", "mean")
+"""Key and value in the signature of a mean of segment scores."""
+
+
+def digits_of(signature: str) -> int:
+    """Return the decimals of a score in tables: 2 of percentages, 4 of means of segment scores (COMET: 0 to 1)."""
+    return 4 if ":".join(MEAN) in signature.split("|") else 2
+
+
 @dataclass(frozen=True)
 class Score:
     """One metric over a whole corpus."""
@@ -228,6 +237,17 @@ class Score:
     """
     high: float | None = None
     """Upper end of the interval, or None."""
+
+    @property
+    def text(self) -> str:
+        """The value, rounded for tables."""
+        return f"{self.value:.{digits_of(self.signature)}f}"
+
+    @property
+    def interval(self) -> str:
+        """The confidence interval, rounded for tables; empty without one."""
+        digits = digits_of(self.signature)
+        return "" if self.low is None or self.high is None else f"{self.low:.{digits}f} to {self.high:.{digits}f}"
 
 
 def score_corpus(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mtkit.errors import MtkitError, did_you_mean, shown
-from mtkit.evaluation.scores import RESAMPLES, Score, with_intervals
+from mtkit.evaluation.scores import RESAMPLES, Score, digits_of, with_intervals
 from mtkit.evaluation.statistics import Numbers, Statistics, seed, shuffle
 from mtkit.terminal import ProgressBar, silent
 
@@ -21,6 +21,9 @@ TRIALS = 10_000
 
 TIE = 1e-5
 """Tolerance within which score differences are equal: some metrics compute in single precision."""
+
+RELATIVE_TIE = 1e-6
+"""Tolerance for small scores, as a share of the larger one: the means of given segment scores have any scale."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class Difference:
     randomisation_p: float | None
     signature: str
     """The metric's signature, with the numbers of resamples (bs) and trials (ar)."""
+
+    @property
+    def text(self) -> str:
+        """The difference, rounded for tables."""
+        return f"{self.value:+.{digits_of(self.signature)}f}"
 
 
 @dataclass(frozen=True)
@@ -76,12 +84,13 @@ def compare_systems(
         for number, statistics in enumerate(baseline):
             first, second = scores[0][number], scores[system][number]
             distance = abs(first.value - second.value)
+            tie = min(TIE, RELATIVE_TIE * max(abs(first.value), abs(second.value)))
             system_differences.append(
                 Difference(
                     first.name,
                     second.value - first.value,
-                    _bootstrap_p(resampled[0][number], resampled[system][number], distance) if paired else None,
-                    p_value(distances[system - 1][number], distance) if distances else None,
+                    _bootstrap_p(resampled[0][number], resampled[system][number], distance, tie) if paired else None,
+                    p_value(distances[system - 1][number], distance, tie) if distances else None,
                     statistics.signature(
                         bs=resamples if paired else None,
                         ar=trials if distances else None,
@@ -93,18 +102,20 @@ def compare_systems(
     return Comparison(scores, differences)
 
 
-def p_value(chances: Numbers, distance: float) -> float:
+def p_value(chances: Numbers, distance: float, tie: float = TIE) -> float:
     """Return (n + 1) / (trials + 1), with n the number of chance differences >= `distance`; 1 if `distance` is 0.
+
+    Differences that are less than `tie` apart are equal.
 
     sacrebleu counts only larger differences. Its p-value is then the smallest possible, as for a significant
     difference, for two equal systems and for two systems that differ in a single segment.
     """
     if distance == 0:
         return 1.0
-    return (int(np.sum(chances >= distance - TIE)) + 1) / (len(chances) + 1)
+    return (int(np.sum(chances >= distance - tie)) + 1) / (len(chances) + 1)
 
 
-def _bootstrap_p(baseline: Sequence[Any], system: Sequence[Any], distance: float) -> float:
+def _bootstrap_p(baseline: Sequence[Any], system: Sequence[Any], distance: float, tie: float) -> float:
     """Return the p-value of `distance` under the resamples' score distances, centred at their mean."""
     apart = np.abs(np.array([score.score for score in system]) - np.array([score.score for score in baseline]))
-    return p_value(apart - apart.mean(), distance)
+    return p_value(apart - apart.mean(), distance, tie)

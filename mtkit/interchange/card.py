@@ -186,8 +186,7 @@ def _scores(run: Run, checkpoint: str) -> str:
             lowercase=settings.lowercase,
         )
         for score in scored.overall.scores[0]:
-            interval = "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
-            rows.append((name, score.name, f"{score.value:.2f}", interval, f"`{score.signature}`"))
+            rows.append((name, score.name, score.text, score.interval, f"`{score.signature}`"))
     heads = ("side", "metric", "score", "95% interval", "signature")
     return f"## Scores\n\n{markdown([heads, *rows], left=(0, 1, 3, 4))}\n\n" if rows else ""
 

@@ -1,7 +1,7 @@
 """HTML report on runs: one file with inline style and plots, which makes no network requests (template: page.html)."""
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, log10
 from pathlib import Path
@@ -17,10 +17,12 @@ from mtkit.evaluation.report import (
     SideScores,
     consistency_of_reference,
     is_many,
+    length_cells,
     matrix,
     position_table,
     score_side,
 )
+from mtkit.evaluation.segment_scores import check_files
 from mtkit.evaluation.significance import Difference
 from mtkit.evaluation.systems import run_sides
 from mtkit.reporting.contents import differing, differing_settings, sample_source, shown_attention, shown_segments
@@ -78,12 +80,21 @@ class Chart:
     """Run number, points, and whether the points are drawn as dots."""
 
 
-def report_page(runs: Sequence[Run], sides: Sequence[str] = (), progress: ProgressBar = silent) -> str:
+def report_page(
+    runs: Sequence[Run],
+    sides: Sequence[str] = (),
+    progress: ProgressBar = silent,
+    segment_scores: Mapping[str, Sequence[Path]] | None = None,
+) -> str:
     """Return the HTML page of runs; the first run is the baseline. `sides` to score are by default the latest.
 
-    Raises: RunError if a run has no translations or is damaged; DataError if the runs translated different text.
+    `segment_scores` are files of segment scores by metric, one per run, if there is one side.
+
+    Raises: RunError if a run has no translations or is damaged; DataError if the runs translated different text, or
+    for damaged segment scores; MtkitError if their files do not match the runs.
     """
     files = run_sides(runs, sides)
+    check_files(segment_scores or {}, len(runs), len(files))
     first = next(iter(files.values()))
     systems = [RunName(translated.system, number % COLOURS) for number, translated in enumerate(first)]
     settings = runs[0].recipe.scoring
@@ -93,8 +104,9 @@ def report_page(runs: Sequence[Run], sides: Sequence[str] = (), progress: Progre
         "lowercase": settings.lowercase,
         "progress": progress,
     }
+    usual = {"metrics": settings.metrics, "segment_scores": segment_scores, **how}
     scored = [
-        score_side(name, translated, metrics=settings.metrics, lengths=translated[0].source is not None, **how)
+        score_side(name, translated, lengths=translated[0].source is not None, **usual)
         for name, translated in files.items()
     ]
     documents = [
@@ -152,7 +164,7 @@ def _overview(runs: Sequence[Run], systems: Sequence[RunName], side: SideScores)
         rows.append(
             [
                 system,
-                *(f"{score.value:.2f}" for score in scores),
+                *(score.text for score in scores),
                 f"{progress.update:,}" if progress else "",
                 f"{progress.seconds / 60:,.1f}" if progress else "",
                 f"{median(rates):,.0f}" if rates else "",
@@ -261,9 +273,8 @@ def _scores(side: SideScores, systems: Sequence[RunName]) -> Table:
     for metric in range(len(side.overall.scores[0])):
         for number, system in enumerate(systems):
             score = side.overall.scores[number][metric]
-            interval = "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
             difference = side.overall.differences[number - 1][metric] if number else None
-            rows.append([score.name, system, f"{score.value:.2f}", interval, *_difference(difference)])
+            rows.append([score.name, system, score.text, score.interval, *_difference(difference)])
     return Table(["metric", "run", "score", "95% interval", "difference", "p bootstrap", "p randomisation"], rows)
 
 
@@ -272,23 +283,17 @@ def _difference(difference: Difference | None) -> list[str]:
         return ["", "", ""]
     p_values = [difference.bootstrap_p, difference.randomisation_p]
     marked = ["" if p is None else f"{p:.4f}{' *' if p < SIGNIFICANCE else ''}" for p in p_values]
-    return [f"{difference.value:+.2f}", *marked]
+    return [difference.text, *marked]
 
 
 def _by_length(side: SideScores, systems: Sequence[RunName]) -> Table:
-    names = [score.name for score in side.overall.scores[0]]
+    scores = side.overall.scores[0]
     rows: list[list[Cell]] = [
-        [
-            f"{row.name} words",
-            f"{row.segments:,}",
-            system,
-            *(f"{row.scores[name]:.2f}" for name in names),
-            "" if row.length_ratio is None else f"{row.length_ratio:.3f}",
-        ]
+        [f"{row.name} words", f"{row.segments:,}", system, *length_cells(row, scores)]
         for of_length in zip(*side.lengths, strict=True)
         for system, row in zip(systems, of_length, strict=True)
     ]
-    return Table(["source", "segments", "run", *names, "length ratio"], rows)
+    return Table(["source", "segments", "run", *(score.name for score in scores), "length ratio"], rows)
 
 
 def _documents(side: SideScores, systems: Sequence[RunName]) -> tuple[SideScores, Table, str, Table]:

@@ -1,6 +1,7 @@
 """`mtkit score`, as typed."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,21 @@ def test_metrics_are_chosen_by_option_or_recipe() -> None:
     assert values("--name", "two") == {"exact": 0}
 
 
+def test_segment_scores_and_comet_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("one.scores").write_text("0.5\n0.75\n")
+    Path("two.scores").write_text("0.25\n0.5\n")
+    Path("comet.py").write_text(
+        "import json, sys; row = [{'COMET': 0.5}, {'COMET': 1}]; "
+        "json.dump({'a': row}, open(sys.argv[sys.argv.index('--to_json') + 1], 'w'))"
+    )
+    monkeypatch.setenv("MTKIT_COMET", f"{sys.executable} comet.py")
+    files = ["--segment-scores", "Mine=one.scores", "--segment-scores", "Mine=two.scores"]
+    one, two = systems("--name", "one", "--name", "two", "--metric", "chrF", *files)
+    assert [(score["name"], score["value"]) for score in one["scores"][1:]] == [("Mine", 0.625)]
+    assert [difference["value"] for difference in two["differences"][1:]] == [-0.25]
+    assert values("--name", "one", "--metric", "comet") == {"COMET": 0.75}
+
+
 def test_the_target_language_says_how_text_is_cut() -> None:
     def signature(*arguments: str) -> str:
         scores = json.loads(typed(*arguments, "--json", "--metric", "BLEU").stdout)["scores"]
@@ -216,6 +232,13 @@ def test_the_table_shows_all() -> None:
         (["--name", "one", "--name", "other"], r"test.reference.txt and .*test.reference.txt differ in line 2"),
         (["--name", "one", "--source", "reference"], "do not combine with --run, --name and --side"),
         (["--source", "reference"], "go together"),
+        (["--name", "one", "--segment-scores", "Mine"], "is not NAME=FILE"),
+        (
+            ["--name", "one", "--segment-scores", "Mine=reference"],
+            r"reference, line 1: 'the old dog .*' is not a number",
+        ),
+        (["--name", "one", "--documents", "--segment-scores", "Mine=reference"], "does not go with --documents"),
+        (["--name", "one", "--documents", "--metric", "comet"], "comet scores lines, not --documents"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], message: str) -> None:

@@ -106,6 +106,16 @@ def test_one_page_says_it_all(folder: Path) -> None:
     assert "data.folder" in one
 
 
+def test_segment_scores_of_other_metrics_are_shown(folder: Path) -> None:
+    for name, score in (("one.scores", 0.8125), ("two.scores", 0.3125)):
+        Path(name).write_text(f"{score}\n" * 7)
+    page = typed("one", "two", "--segment-scores", "Mine=one.scores", "--segment-scores", "Mine=two.scores")
+    assert page.count("<td>0.8125") == page.count("<td>0.3125") == 4  # overview, score, interval, one source length
+    assert "-0.5000" in page
+    with pytest.raises(MtkitError, match="give one per system"):
+        typed("one", "two", "--segment-scores", "Mine=one.scores")
+
+
 def test_documents_are_scored_too_if_a_run_knows_them(folder: Path) -> None:
     assert "Documents of" not in typed("one", "two")
     (folder / "mtkit-runs/two/translations/test.docids.txt").write_text("a\n" * 4 + "b\n" * 3)
