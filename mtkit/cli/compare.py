@@ -21,6 +21,8 @@ from mtkit.cli.progress import latest, through
 from mtkit.errors import MtkitError, cut
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mtkit.experiments.folder import Folder
     from mtkit.experiments.study import Study
 
@@ -78,7 +80,8 @@ def compare(
         str | None, typer.Option(metavar="ADDRESS", help="Run the trials on a Ray cluster: auto, or its address.")
     ] = None,
     join: Annotated[
-        list[Path] | None, typer.Option(metavar="FOLDER", help="Add the results of another folder; repeatable.")
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="Add the results of another folder, or of its results.jsonl; repeatable."),
     ] = None,
     reproduce: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Compute a row of this results.jsonl again (--row).")
@@ -147,13 +150,16 @@ def compare(
         "match": match,
         "columns": parse_names("--columns", columns),
     }
-    if join:
-        _join(folder, join)
-    if attention is None and study is None and folder.exists():
+    files = [path for path in join or [] if path.is_file()]
+    if folders := [path for path in join or [] if not path.is_file()]:
+        _join(folder, [Folder(path) for path in folders])
+    if attention is None and study is None and (folder.exists() or files):
+        if files:
+            _join(folder, files)
         _print(folder, given["columns"])
         return
     chosen = _study(given, parse_options(attention_option))
-    _run(chosen, folder, device=device, threads=threads, jobs=jobs, ray=ray)
+    _run(chosen, folder, device=device, threads=threads, jobs=jobs, ray=ray, files=files)
 
 
 def _study(given: dict[str, Any], options: dict[str, Any]) -> "Study":
@@ -179,7 +185,16 @@ def _study(given: dict[str, Any], options: dict[str, Any]) -> "Study":
     return make_study(settings, options=options, origin=origin)
 
 
-def _run(study: "Study", folder: "Folder", *, device: str, threads: int | None, jobs: int, ray: str | None) -> None:
+def _run(
+    study: "Study",
+    folder: "Folder",
+    *,
+    device: str,
+    threads: int | None,
+    jobs: int,
+    ray: str | None,
+    files: list[Path],
+) -> None:
     import torch
     from tqdm import tqdm
 
@@ -196,6 +211,8 @@ def _run(study: "Study", folder: "Folder", *, device: str, threads: int | None, 
     chosen = device if ray is not None else str(find_device(device))
     plan, data = set_up(study, folder, progress=through, say=lambda line: typer.echo(line, err=True))
     folder.open(study)
+    if files:
+        _join(folder, files)
     runner: Cluster | Children
     if ray is not None:
         runner = Cluster(folder, chosen, threads, ray, data_folders(plan))
@@ -228,11 +245,10 @@ def _print(folder: "Folder", columns: "list[str] | tuple[str, ...]") -> None:
     )
 
 
-def _join(folder: "Folder", paths: list[Path]) -> None:
-    from mtkit.experiments.folder import Folder
+def _join(folder: "Folder", others: "Sequence[Folder | Path]") -> None:
     from mtkit.experiments.join import join
 
-    copied, kept = join(folder, [Folder(path) for path in paths])
+    copied, kept = join(folder, others)
     typer.echo(f"{copied} rows added to {folder.path}; {kept} were there already", err=True)
 
 

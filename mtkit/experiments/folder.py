@@ -70,6 +70,10 @@ class _Trial(TypedDict):
     data: str
 
 
+TRIAL_KEYS = tuple(_Trial.__annotations__)
+"""Keys of trials/NAME.json."""
+
+
 @stored
 class _Training(TypedDict):
     updates: Count

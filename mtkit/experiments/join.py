@@ -12,48 +12,58 @@ from mtkit.data.prepared import open_prepared
 from mtkit.errors import DataError, MtkitError
 from mtkit.experiments.compare import Children, Show, compare
 from mtkit.experiments.entries import Entry
-from mtkit.experiments.folder import Folder, read_rows
+from mtkit.experiments.folder import TRIAL_KEYS, Folder, read_rows
 from mtkit.experiments.rows import is_measured
 from mtkit.experiments.study import Study, StudySettings, trial_recipe
 from mtkit.experiments.trials import Trial
 from mtkit.recipe import merged
 from mtkit.storage.files import inside, write_json
-from mtkit.storage.records import read_object
 
 
-def join(folder: Folder, others: Sequence[Folder]) -> tuple[int, int]:
-    """Copy the rows of other folders, with their trials and statistics. Runs stay in their folders.
+def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
+    """Copy the rows of other folders, with their trials and statistics, or of results.jsonl files, which have none.
 
-    Return the number of copied rows, and the number of trials that both folders had: their rows are kept as they are,
-    except that a failure is replaced.
+    Runs stay in their folders. Return the number of copied rows, and the number of trials that the folder had already:
+    their rows are kept as they are, except that a failure is replaced.
 
-    Raises: MtkitError if a folder has other settings, before anything is copied.
+    Raises: MtkitError if rows have other settings, before anything is copied, and for a file if the folder has no
+    study.
     """
-    found = [(other, row["trial"]) for other in others for row in other.rows()]
+    found = [(other, row) for other in others for row in _rows(other)]
     if not found:
-        raise MtkitError(f"{', '.join(str(other.path) for other in others)}: no results to join")
-    for other, name in found:
-        if (inside(folder.path, "trials", f"{name}.json")).exists():
-            content = other.trial(name)
-            trial = Trial(name, *(content[key] for key in ("entry", "task", "seed", "stage", "point", "recipe")))
-            folder.check(trial, content["data"])
+        raise MtkitError(f"{', '.join(str(_path(other)) for other in others)}: no results to join")
+    for other, row in found:
+        if isinstance(other, Path) and not folder.exists():
+            raise MtkitError(f"{folder.path} has no study for the rows of {other}; give --study or --attention too")
+        if inside(folder.path, "trials", f"{row['trial']}.json").exists():
+            keys = ("trial", "entry", "task", "seed", "stage", "point", "recipe")
+            folder.check(Trial(*(row[key] for key in keys)), row["data"])
     for other in others:
-        folder.open(other.study())
+        if isinstance(other, Folder):
+            folder.open(other.study())
     copied = 0
-    for other, name in found:
+    for other, row in found:
+        name = row["trial"]
         mine = folder.row(name)
         if mine is not None and "failed" not in mine:
             continue
         copied += 1
-        for place, end in (("trials", "json"), ("results", "safetensors"), ("results", "json")):
-            source, target = inside(other.path, place, f"{name}.{end}"), inside(folder.path, place, f"{name}.{end}")
-            if source.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if end == "json":
-                    write_json(target, read_object(source))
-                else:
-                    shutil.copyfile(source, target)
+        write_json(inside(folder.path, "trials", f"{name}.json"), {key: row[key] for key in TRIAL_KEYS})
+        statistics = inside(_path(other), "results", f"{name}.safetensors")
+        if isinstance(other, Folder) and statistics.exists():
+            target = inside(folder.path, "results", statistics.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(statistics, target)
+        write_json(inside(folder.path, "results", f"{name}.json"), row)
     return copied, len(found) - copied
+
+
+def _rows(other: Folder | Path) -> list[dict[str, Any]]:
+    return other.rows() if isinstance(other, Folder) else read_rows(other)
+
+
+def _path(other: Folder | Path) -> Path:
+    return other.path if isinstance(other, Folder) else other
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from mtkit.data.encode import usable_cores
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, shown
 from mtkit.experiments.cost import matched
 from mtkit.experiments.folder import Folder, locked
 from mtkit.experiments.study import Study, check_limits, trial_recipe
@@ -32,7 +32,12 @@ def set_up(
     """
     check_limits(study)
     check_columns(study.settings.columns)
-    tasks: dict[str | None, dict[str, Any]] = {_label(task): _data(task, folder) for task in study.settings.tasks}
+    tasks: dict[str | None, dict[str, Any]] = {}
+    for chosen in study.settings.tasks:
+        label = task_label(chosen)
+        if label in tasks:
+            raise MtkitError(f"two tasks have the label {shown(label)}; give one of them another `label`")
+        tasks[label] = _data(chosen, label, folder)
     tasks = tasks or {None: {}}
     sides = {task: trial_recipe(merged(study.base, data), "the study").data for task, data in tasks.items()}
     prepared = {}
@@ -60,16 +65,16 @@ def data_folders(plan: Plan) -> set[Path]:
     return {trial_recipe(trial.recipe, trial.name).data.folder for trial in plan.due([])}
 
 
-def _label(task: str | Mapping[str, Any]) -> str:
-    """Return the name of a task in tables: "mqar", or "mqar-pairs-16" with options."""
+def task_label(task: str | Mapping[str, Any]) -> str:
+    """Return the name of a task in tables: its `label`, else "mqar", or "mqar-longest-8" with options."""
     if isinstance(task, str):
         return task
     options = [f"{key}-{value}" for key, value in task.items() if key != "name"]
-    return slug("-".join([str(task.get("name", "task")), *options]))
+    return slug(str(task.get("label") or "-".join([str(task.get("name", "task")), *options])))
 
 
-def _data(task: str | Mapping[str, Any], folder: Folder) -> dict[str, Any]:
-    settings = {"name": task} if isinstance(task, str) else dict(task)
-    place = inside(folder.path, "data", _label(task))
+def _data(task: str | Mapping[str, Any], label: str, folder: Folder) -> dict[str, Any]:
+    settings = {"name": task} if isinstance(task, str) else {key: task[key] for key in task if key != "label"}
+    place = inside(folder.path, "data", label)
     place.parent.mkdir(parents=True, exist_ok=True)
     return {"data": {"task": settings, "folder": str(place)}}

@@ -147,7 +147,8 @@ class StudySettings(Settings):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings that override the recipe's, nested as there."""
     tasks: Annotated[tuple[str | dict[str, Any], ...], BeforeValidator(_listed)] = ()
-    """Built-in tasks, by name or as settings of `data.task` in a recipe: every entry is trained on each."""
+    """Built-in tasks, by name or as settings of `data.task` in a recipe: every entry is trained on each. A `label`
+    among the settings is the task's name in tables."""
     entries: Annotated[tuple[str | dict[str, Any], ...], BeforeValidator(_listed)] = ()
     """Entries: texts such as `band[window_radius=16]`, or settings over the recipe, with a `name`."""
     seeds: Seeds = (1,)

@@ -192,6 +192,13 @@ def test_folders_are_joined_and_printed(known: Any) -> None:
     assert "3 rows added to both" in shown.stderr
     assert shown.stdout.count("longformer") == 1
     assert len(Path("both/results.jsonl").read_text().splitlines()) == 3
+    assert "no study for the rows of one/results.jsonl" in str(
+        typed("--join", "one/results.jsonl", "--out", "new").exception
+    )
+    gone = typed("--attention", "full", "--join", "one/results.jsonl", "--out", "new")
+    assert gone.exit_code == 0, gone.output
+    assert "1 rows added to new" in gone.stderr
+    assert not Path("new/runs").exists()  # nothing was trained again
 
 
 @pytest.mark.parametrize(

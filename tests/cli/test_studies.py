@@ -18,7 +18,8 @@ def typed(*arguments: str) -> str:
     return CliRunner().invoke(app, ["studies", *arguments], catch_exceptions=False).stdout
 
 
-def test_every_study_is_listed_valid_and_fits_the_schema() -> None:
+def test_every_study_is_listed_valid_and_fits_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MTKIT_DATA", "/there")
     listed = typed()
     schema = json.loads(typed("schema"))
     assert shipped(STUDIES)

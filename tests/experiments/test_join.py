@@ -46,6 +46,26 @@ def test_a_new_folder_takes_everything(tiny: Made, opened: Opened, tmp_path: Pat
     assert len(build(new).lines) == 2
 
 
+def test_a_file_of_rows_goes_on_elsewhere(tiny: Made, opened: Opened, tmp_path: Path) -> None:
+    study = tiny("full", "band")
+    two = filled(opened, study, "two", 20.0)
+    two.forget("band.seed-1")
+    rows = two.write_rows()
+    new = Folder(tmp_path / "new")
+    with pytest.raises(MtkitError, match=r"no study for the rows of .*two/results\.jsonl; give --study"):
+        join(new, [rows])
+    new, plan, data = opened(study, "new")
+    assert join(new, [rows]) == (1, 0)
+    assert new.rows() == two.rows()
+    assert [trial.name for trial in plan.due([]) if new.row(trial.name) is None] == ["band.seed-1"]
+    new.add(plan.due([])[0], data[None])  # the same settings: the finished trial is kept
+    assert build(new).lines[0].values["BLEU"].mean == 20.0
+    changed = opened(tiny("full", "band", settings={"training": {"max_updates": 3}}), "changed")[0]
+    changed.add(opened(tiny("full", settings={"training": {"max_updates": 3}}), "plan")[1].due([])[0], data[None])
+    with pytest.raises(MtkitError, match=r"training\.max_updates: 3 -> 2"):
+        join(changed, [rows])
+
+
 def test_other_settings_are_refused_before_anything_is_copied(tiny: Made, opened: Opened) -> None:
     one = filled(opened, tiny("full"), "one", 10.0)
     two = filled(opened, tiny("band", "full", settings={"training": {"max_updates": 3}}), "two", 20.0)

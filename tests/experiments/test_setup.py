@@ -1,0 +1,31 @@
+from pathlib import Path
+
+import pytest
+
+from mtkit.errors import MtkitError
+from mtkit.experiments.folder import Folder
+from mtkit.experiments.setup import set_up, task_label
+from mtkit.experiments.study import make_study
+
+SHORT = {"name": "copy", "train": 40, "valid": 4, "test": 4}
+SETTINGS = {"training": {"max_updates": 1}}
+
+
+def test_a_task_is_named_by_its_label() -> None:
+    assert task_label("copy") == "copy"
+    assert task_label({"name": "copy", "longest": 8}) == "copy-longest-8"
+    assert task_label({"name": "copy", "longest": 8, "label": "short copy"}) == "short-copy"
+
+
+def test_the_label_is_no_setting_of_the_task(tmp_path: Path) -> None:
+    study = make_study({"settings": SETTINGS, "entries": ["full"], "tasks": [{**SHORT, "label": "short"}, SHORT]})
+    plan, data = set_up(study, Folder(tmp_path))
+    assert list(data) == ["short", "copy-train-40-valid-4-test-4"]
+    assert len(set(data.values())) == 1
+    assert plan.due([])[0].name == "short.full.seed-1"
+
+
+def test_two_tasks_with_one_label_are_refused(tmp_path: Path) -> None:
+    study = make_study({"settings": SETTINGS, "entries": ["full"], "tasks": [SHORT, {**SHORT, "label": "a"}] * 2})
+    with pytest.raises(MtkitError, match="two tasks have the label 'copy-train-40-valid-4-test-4'"):
+        set_up(study, Folder(tmp_path))
