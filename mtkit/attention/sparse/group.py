@@ -9,7 +9,7 @@ Departures: sentences are counted from break pieces by `mtkit.attention.marks`; 
 sentences. A target sentence beyond the last source sentence reads the last one (the authors' code gives NaN).
 Regularizers read the group attention.
 Cost: O(T L) for sentences of up to L tokens, and O(T²) in context layers. Group attention is computed under a mask
-O(T²), unless the context has `LONG` tokens or more, and the device is the CPU. A step costs O(t).
+O(T²), unless the context has `LONG` tokens or more, and the device is the CPU. A step costs O(t), then O(L).
 """
 
 from collections.abc import Mapping
@@ -138,6 +138,7 @@ class Group(ProductAttention):
 
     def _in_sentence(self, state: State, inputs: Inputs) -> State:
         """Return the state of the group attention with the sentences of the newest tokens."""
+        state = {**state, "weighs": inputs.need_weights}
         if inputs.query_marks is None:
             return state
         sentence = sentences(inputs.query_marks)
@@ -158,13 +159,22 @@ class Group(ProductAttention):
             return pairs, after
         first = state["first"]
         after = {**after, "sentence": state["sentence"], "first": first}
-        if "seen" in after:
-            position = after["shared"]["position"][:, None, : after["rows"]]
-            own_sentence = position >= first.unsqueeze(2)  # (B, N, rows)
-        else:  # each hypothesis has a cache of its own
-            own_sentence = pairs.key_position >= first.view(-1, 1, 1)  # (B*N, 1, t)
-        valid = own_sentence if pairs.valid is None else own_sentence & pairs.valid
-        return pairs._replace(valid=valid, state=after), after
+        shared = "seen" in after
+        position = (
+            after["shared"]["position"][:, None, : after["rows"]] if shared else pairs.key_position.view(1, 1, -1)
+        )
+        if self._skips_earlier(pairs, state) and len(first):
+            begin = int(torch.searchsorted(position[0, 0], first.amin()))
+            columns = {name: x[:, :, begin:] for name, x in pairs.columns.items()}
+            pairs = pairs._replace(columns=columns, valid=None if pairs.valid is None else pairs.valid[:, :, begin:])
+            position = position[:, :, begin:]
+        own = position >= (first.unsqueeze(2) if shared else first.view(-1, 1, 1))  # (B, N, M) or (B*N, 1, t)
+        return pairs._replace(valid=own if pairs.valid is None else own & pairs.valid, state=after), after
+
+    def _skips_earlier(self, pairs: Pairs, state: State) -> bool:
+        """Whether a step reads no key before those that a query sees; an accelerator would wait for their number."""
+        long = pairs.keys.shape[2] >= LONG
+        return long and self.positions is None and not state["weighs"] and pairs.q.device.type == "cpu"
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:

@@ -147,10 +147,17 @@ def test_a_context_layer_starts_from_two_copies_of_full() -> None:
     assert torch.equal(again.context.q_proj.weight, attention.context.q_proj.weight)
 
 
+@pytest.mark.parametrize("long", [2, group.LONG])
 @pytest.mark.parametrize("hypotheses", [4, MAX_SHARING + 3])
 @torch.no_grad()
-def test_many_steps_of_beams_give_what_forward_gives(hypotheses: int) -> None:
-    """Beyond the sizes at which caches are compacted, and at which hypotheses get caches of their own."""
+def test_many_steps_of_beams_give_what_forward_gives(
+    hypotheses: int, long: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the sizes at which caches are compacted, and at which hypotheses get caches of their own.
+
+    `long`: number of keys from which only those around the hypotheses' sentences are read.
+    """
+    monkeypatch.setattr(group, "LONG", long)
     attention, segments, length = make("decoder", context_layers=1), 2, COMPACTED // 2
     query = torch.empty(segments, hypotheses, 0, WIDTH)
     breaks = torch.empty(segments, hypotheses, 0, dtype=torch.bool)
@@ -161,11 +168,37 @@ def test_many_steps_of_beams_give_what_forward_gives(hypotheses: int) -> None:
         query, breaks = torch.cat([query, token[:, :, None]], 2), torch.cat([breaks, new[..., None]], 2)
         sentence = sentence + new
         attended, state = attention.step(token, state, query_marks=2 * sentence + new)
-        whole = attention(query.flatten(0, 1), query_marks=marks_from(breaks).flatten(0, 1)).output[:, -1]
+        marks = marks_from(breaks).flatten(0, 1)
+        whole = attention(query.flatten(0, 1), query_marks=marks, need_weights=True).output[:, -1]  # under a mask
         torch.testing.assert_close(attended.output.flatten(0, 1), whole, atol=1e-4, rtol=0)
         index = torch.randint(hypotheses, (segments, hypotheses))
         state, sentence = reorder(state, index), sentence.gather(1, index)
         query, breaks = query.take_along_dim(index[..., None, None], 1), breaks.take_along_dim(index[..., None], 1)
+
+
+@pytest.mark.parametrize("long", [2, group.LONG])
+@torch.no_grad()
+def test_steps_read_the_source_sentence_of_each_hypothesis(long: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "LONG", long)
+    attention, (memory, marks, _) = make("cross"), document(SOURCES)
+    memory, marks = memory.repeat(2, 1, 1), marks.repeat(2, 1)
+    marks[1] -= 2 * (marks[1] > 1)  # the second document has one sentence less
+    valid = torch.arange(memory.shape[1]) < torch.tensor([[15], [9]])
+    query, own = torch.randn(2, 3, WIDTH), torch.tensor([[0, 6, 3], [1, 0, 8]])
+    state, _ = attention.start(2, memory, valid, hypotheses=3, memory_marks=marks)
+    attended, _ = attention.step(query, state, query_marks=own)
+    whole = [
+        attention(
+            query[:, n : n + 1],
+            memory,
+            query_marks=own[:, n : n + 1],
+            memory_marks=marks,
+            memory_valid=valid,
+            need_weights=True,
+        ).output
+        for n in range(3)
+    ]
+    torch.testing.assert_close(attended.output, torch.cat(whole, 1), atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
