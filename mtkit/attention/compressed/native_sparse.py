@@ -29,7 +29,7 @@ from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.pattern_attention import PatternGroup
 from mtkit.attention.compressed._spans import Pool, Spans, append_row, mean, start_spans
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
-from mtkit.attention.kernels.chosen_blocks import FORCED, attend_chosen, best_blocks
+from mtkit.attention.kernels.chosen_blocks import FORCED, Near, attend_chosen, best_blocks
 from mtkit.attention.kernels.dot_product import attend, attend_step, expand_heads, safe_softmax, scores_of, upcast
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.kernels.reproducible import replay_choice
@@ -134,6 +134,13 @@ class NativeSparse(HeadAttention):
     def _pools(self) -> dict[str, Pool]:
         return {"keys": self.compress_keys or mean, "values": self.compress_values or mean}
 
+    @property
+    def _forced(self) -> Near | None:
+        """The blocks that every query selects."""
+        if self.site.role == "cross":
+            return None
+        return Near(1, 1, 1) if self.selected >= (3 if self.site.causal else 4) else Near()
+
     def gates(self, query: Tensor) -> list[Tensor]:
         """Return the gates (B, H, T, 1) of each branch from queries (B, T, D)."""
         gates = torch.sigmoid(self.gate(query)).unflatten(-1, (len(self.branches), -1))
@@ -155,7 +162,8 @@ class NativeSparse(HeadAttention):
         if k.shape[2] <= self.selected * self.size:
             selected, _ = attend(q, k.type_as(v), v, **how)
         else:
-            selected = attend_chosen(q, k.type_as(v), v, self._chosen(inputs, plain, keys, seen), self.size, **how)
+            chosen = self._chosen(inputs, plain, keys, seen)
+            selected = attend_chosen(q, k.type_as(v), v, chosen, self.size, near=self._forced, **how)
         outputs = [compressed, selected]
         if "window" in self.branches:
             outputs.append(self.near.attend(q, *self._window_keys_values(query), **how)[0])

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.caches import append, picked, places_in_blocks, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.chosen_blocks import attend_chosen, best_blocks
+from mtkit.attention.kernels.chosen_blocks import Near, attend_chosen, best_blocks
 from mtkit.attention.kernels.dot_product import attend, attend_step, expand_heads, safe_softmax, scores_of, upcast
 from mtkit.attention.kernels.reproducible import replay_choice
 from mtkit.attention.options import Positive
@@ -64,7 +64,9 @@ class MoBA(HeadAttention):
         if k.shape[2] <= self.selected * self.block:
             heads, _ = attend(near_q, near_k, v, **how)
         else:
-            heads = attend_chosen(near_q, near_k, v, self._chosen(q, k, valid, self_role), self.block, **how)
+            chosen = self._chosen(q, k, valid, self_role)
+            near = Near() if self_role else None
+            heads = attend_chosen(near_q, near_k, v, chosen, self.block, near=near, **how)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid, marks=inputs.context_marks)
         return Attended(self.merge_heads(heads, inputs.query), losses=losses)
 

@@ -13,6 +13,11 @@ from torch.nn import functional as F
 
 from mtkit.attention.kernels.chunks import in_blocks
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
+from mtkit.attention.kernels.flash.chosen import ChosenPart
+from mtkit.attention.kernels.flash.parts import Part, attend_parts, can_fuse
+from mtkit.attention.kernels.flash.windows import WindowPart
+from mtkit.attention.kernels.pattern import Blocks
+from mtkit.attention.kernels.pattern_blocks import WindowLayout
 from mtkit.attention.kernels.picked_blocks import BlockIndex
 from mtkit.attention.kernels.tiled_softmax import (
     FAR,
@@ -36,21 +41,27 @@ def best_blocks(scores: Tensor, count: int) -> Tensor:
     """Return the numbers (..., count) of the blocks with the largest scores (..., M), the best first.
 
     A block with the score -inf is not chosen: M means none. Scores are compared in float32; of equal ones, the
-    lower number comes first. `topk` of scores would order them by a rule that depends on M.
+    lower number comes first: `topk` of scores would order them by a rule that depends on M.
     """
-    blocks = scores.shape[-1]
-    bits = (scores.float() + 0.0).view(torch.int32)  # + 0.0: -0 is equal to 0
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the scores
-    keys = (ordered.long() << 32) - torch.arange(blocks, device=scores.device)
-    best = keys.topk(min(count, blocks)).values
-    number = -best & 0xFFFFFFFF
-    none = (best + number) >> 32 <= _ordered_bits(float("-inf"))
-    return F.pad(number.masked_fill(none, blocks), (0, max(count - blocks, 0)), value=blocks)
+    scores, blocks = scores.float().clone(), scores.shape[-1]
+    best = torch.full((*scores.shape[:-1], count), blocks, device=scores.device)
+    for rank in range(min(count, blocks)):
+        largest, number = scores.max(-1, keepdim=True)  # the first one of equals
+        best[..., rank : rank + 1] = number.masked_fill(largest == float("-inf"), blocks)
+        scores.scatter_(-1, number, float("-inf"))
+    return best
 
 
-def _ordered_bits(score: float) -> int:
-    bits = int(torch.tensor(score).view(torch.int32))
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+class Near(NamedTuple):
+    """Blocks that each query sees by its position: so many before and after its own, and so many from the first on."""
+
+    back: int = 0
+    ahead: int = 0
+    first: int = 0
+
+    def sees(self, own: Tensor, block: Tensor) -> Tensor:
+        """Return whether queries of blocks `own` see the blocks."""
+        return (block < self.first) | ((block >= own - self.back) & (block <= own + self.ahead))
 
 
 def attend_chosen(
@@ -61,6 +72,7 @@ def attend_chosen(
     size: int,
     *,
     scale: float,
+    near: Near | None = None,
     causal: bool = False,
     valid: Tensor | None = None,
     dropout: float = 0.0,
@@ -68,12 +80,43 @@ def attend_chosen(
     """Return the heads' outputs (B, H, T, V) over the blocks that each query chooses, zero without a key.
 
     q (B, H, T, K), k (B, G, S, K), v (B, G', S, V); valid (B, S). chosen (B, C, T, n) are numbers of blocks of `size`
-    keys, each at most once; the number of all blocks means none. G, G' and C divide H. If causal, the first choice of
-    each query is its own block, and later keys in it are hidden; other choices are earlier blocks.
+    keys, each at most once; the number of all blocks means none. G, G' and C divide H. `near` blocks are among the
+    choices of each query, as far as they exist and have keys; they need not be gathered. If causal, `near` is not None,
+    the first choice of each query is its own block, other choices are earlier blocks, and later keys are hidden.
     """
-    batch, heads, length = q.shape[:3]
     if k.shape[1] != v.shape[1]:
-        k, v = (expand_heads(x, heads) for x in (k, v))
+        k, v = (expand_heads(x, q.shape[1]) for x in (k, v))
+    valid = None if causal else valid  # padding is on the right
+    if not dropout and can_fuse(q, v):
+        return attend_parts(q, k, v, _parts(q, k, chosen, size, near, causal, valid), scale=scale)
+    return _attend_tiled(q, k, v, chosen, size, scale, causal, valid, dropout)
+
+
+def _parts(
+    q: Tensor, k: Tensor, chosen: Tensor, size: int, near: Near | None, causal: bool, valid: Tensor | None
+) -> list[Part]:
+    """Return the blocks near each query as windows, and the others."""
+    if near is None:
+        return [ChosenPart(chosen, size, k.shape[2], valid)]
+    window = Blocks(size, near.back, 0 if causal else near.ahead)
+    layout = WindowLayout([window], length=k.shape[2], causal=causal, columns=near.first * size)
+    own = torch.arange(q.shape[2]).unsqueeze(-1) // size
+    chosen = chosen.masked_fill(near.sees(own, chosen), -(-k.shape[2] // size))
+    return [WindowPart(layout, valid), ChosenPart(chosen, size, k.shape[2], valid)]
+
+
+def _attend_tiled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chosen: Tensor,
+    size: int,
+    scale: float,
+    causal: bool,
+    valid: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    batch, heads, length = q.shape[:3]
     groups, blocks = k.shape[1], -(-k.shape[2] // size)
     rest = blocks * size - k.shape[2]
     hidden = None

@@ -17,14 +17,8 @@ from torch.nn import functional as F
 
 from mtkit.attention.kernels.chunks import rows_at
 from mtkit.attention.kernels.dot_product import attend, expand_heads, scores_of, weigh, weighted
-from mtkit.attention.kernels.flash_parts import (
-    FusedPart,
-    KernelRows,
-    attend_fused,
-    attend_windows,
-    can_fuse,
-    windows_are_faster,
-)
+from mtkit.attention.kernels.flash.parts import KernelRows, Laid, LaidPart, attend_parts, can_fuse
+from mtkit.attention.kernels.flash.windows import attend_windows, windows_are_faster
 from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.kernels.grid import Grid, grid_lists
 from mtkit.attention.kernels.listed import attend_listed
@@ -221,7 +215,7 @@ def _attend_parts(
             return attend_windows(*inputs, layout, scale=scale, valid=valid)
         return layout.join_blocks([_attend(block, scale, positions, dropout) for block in lay(*inputs)])
     if fusable:
-        return attend_fused(*inputs, [partial(_fused_part, *part) for part in parts], scale=scale)
+        return attend_parts(*inputs, [LaidPart(partial(_laid, *part)) for part in parts], scale=scale)
     attended = []
     for layout, lay in parts:
         heads, sums = zip(*[_attend_part(block, scale, positions, dropout) for block in lay(*inputs)], strict=True)
@@ -252,13 +246,13 @@ def _parts(pattern: Pattern, length: int, causal: bool, valid: Tensor | None, re
     return parts
 
 
-def _fused_part(
+def _laid(
     layout: Layout, lay: Callable[[Tensor, Tensor, Tensor], list[QueryBlocks]], q: Tensor, k: Tensor, v: Tensor
-) -> FusedPart:
+) -> Laid:
     """A part in the axes of the fused kernel."""
     blocks = lay(q, k, v)
     folds = [Fold(block.q, block.k) for block in blocks]
-    return FusedPart(
+    return Laid(
         [
             KernelRows(fold.queries(each.q), fold.keys(each.k), fold.keys(each.v), fold.mask(each.visible))
             for fold, each in zip(folds, blocks, strict=True)
