@@ -87,7 +87,8 @@ class OwnDecoder:
 
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
         """Translate with the run's settings, except beam and batch size."""
-        changes = {"method": "beam" if beam > 1 else "greedy", "beam": beam, "batch_tokens": size, "n_best": 1}
+        changes: dict[str, Any] = {"method": "beam" if beam > 1 else "greedy", "beam": beam, "batch_tokens": size}
+        changes |= {"n_best": 1, "mbr": None, "samples": None}
         settings = DecodingSettings.model_validate(self._settings.model_dump() | changes)
         translations = translate_lines(
             self._engine.with_settings(settings), self._tokenizers, SourceLines(lines, trained_on=self._trained_on)

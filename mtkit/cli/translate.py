@@ -77,6 +77,12 @@ def translate(
     document_ids: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Document ids of the lines of --input, one per line.")
     ] = None,
+    prefix: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Texts with which the translations of --input must begin, one per line, or none."
+        ),
+    ] = None,
     part: Annotated[
         str | None,
         typer.Option(metavar="I/N", help="Translate part I of N of --input only, into a file of that part."),
@@ -130,7 +136,17 @@ def translate(
     top_p: Annotated[
         float | None, typer.Option(help="Sample from the likeliest pieces with this total probability.")
     ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Sample from the pieces with at least this probability.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of sampling.")] = None,
+    mbr: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC", help="Choose the hypothesis or sample most similar to the others: chrf or bleu."
+        ),
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples among which --mbr chooses.  [default: 64]")] = None,
     shortlist: Annotated[
         int | None,
         typer.Option(
@@ -175,7 +191,9 @@ def translate(
       mtkit translate --input - < text.en > text.de
       mtkit translate --input text.en --output text.fr --direction en-fr
       mtkit translate --name one --name two --beam 5
+      mtkit translate --method sample --epsilon 0.02 --mbr chrf
       mtkit translate --dtype int8 --shortlist 20
+      mtkit translate --input text.en --output text.de --prefix beginnings.de
       mtkit translate --input text.en --output text.de --alignments text.en-de
       mtkit translate --input text.en --target text.de --word-scores > scores.jsonl
       mtkit translate --input text.en --output text.de --part 2/8
@@ -193,7 +211,7 @@ def translate(
     check_options(options, decoding)
     input_file = None if input in (None, "-") else Path(str(input))
     outputs = [path for path in (output, alignments) if path is not None]
-    check_outputs(outputs, [path for path in (input_file, target, document_ids, recipe) if path is not None])
+    check_outputs(outputs, [path for path in (input_file, target, document_ids, prefix, recipe) if path is not None])
     check_standard_output(output, {"--input": input_file, "--target": target})
     if join and input_file is not None:
         join_parts(input_file, outputs)
@@ -202,7 +220,8 @@ def translate(
     runs = find_runs(run, name)
     chosen = recipe_of(runs[0], recipe, with_method(decoding))
     requested = True if document_ids is not None and documents is None else documents
-    joined = joins_documents(runs, requested, chosen.decoding, scores=scores, forced=target is not None, say=note)
+    forced, single = target is not None, {"scores": scores, "prefixes": prefix is not None}
+    joined = joins_documents(runs, requested, chosen.decoding, **single, forced=forced, say=note)
     use_threads(threads)
     translator = Translator(
         runs, chosen.decoding, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, forks=True, say=note
@@ -251,6 +270,7 @@ def translate(
             direction=direction,
             documents=joined,
             document_ids=None if document_ids is None else open_text(str(document_ids)),
+            prefixes=None if prefix is None else open_text(str(prefix)),
             scores=scores,
             alignments=alignments,
             heads=heads,

@@ -32,7 +32,7 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
     input, in_parts = options["input"], {"part", "join"} & present
     test_direction = {"direction"} if "test" in present else set()
     prepared_data = {"side", "test"} | (set() if {"shortlist", "alignments"} & present else {"data"})
-    searching = {"alignments", "scores", "shortlist", *decoding} - {"batch_tokens"}
+    searching = {"alignments", "scores", "shortlist", "prefix", *decoding} - {"batch_tokens"}
     lacks_files = input in (None, "-") or options["output"] is None
 
     def refuse(names: Iterable[str], message: str) -> None:
@@ -42,14 +42,14 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
 
     if input is None:
         refuse(
-            {"scores", "direction", "document_ids"} - test_direction,
+            {"scores", "direction", "document_ids", "prefix"} - test_direction,
             "{option} applies to --input only; give --input FILE too",
         )
     else:
         refuse(prepared_data, "{option} applies to prepared data only; leave it out, or leave out --input")
     if input == "-":
         refuse(
-            [name for name in ("document_ids", "target") if str(options[name]) == "-"],
+            [name for name in ("document_ids", "prefix", "target") if str(options[name]) == "-"],
             "--input and {option} cannot both be standard input; give one of them as a file",
         )
     if "target" in present:
@@ -64,6 +64,8 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
         refuse(["languages"], "{option} applies to --test only; leave it out")
     if len(in_parts) == 2:
         raise MtkitError("--part translates and --join joins what is translated; leave one out")
+    if in_parts:
+        refuse(["prefix"], "{option} has a line per line of --input, and parts are divided by bytes; leave one out")
     if lacks_files:
         refuse(in_parts, "{option} needs --input FILE and --output FILE, the same for all parts")
     if "target" in present:

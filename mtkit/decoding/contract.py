@@ -36,9 +36,22 @@ class SourceBatch:
     """For each segment, the maximum pieces of each line of its translation, with the break or EOS at its end; None: any
     number of lines."""
     prefixes: list[tuple[int, ...]] | None = None
-    """The given first lines of each translation of several lines, each with the break after it; None: none is given."""
+    """The pieces with which each translation must begin: a given beginning, or given first lines, each with the break
+    after it; None: none is given. Numbered as in `pieces`."""
     stopped: Callable[[], bool] | None = None
     """Returns whether the result is no longer wanted; called at each step. None: it is always wanted."""
+
+    def restricted(self, pieces: Tensor) -> "SourceBatch":
+        """The same batch in which only `pieces` (K,), ascending ids, and the pieces of prefixes may be generated.
+
+        The batch itself must not be restricted.
+        """
+        if self.prefixes is None:
+            return replace(self, pieces=pieces)
+        begun = torch.tensor([piece for prefix in self.prefixes for piece in prefix], device=pieces.device)
+        pieces = torch.cat([pieces, begun]).unique()
+        numbers = {piece: number for number, piece in enumerate(pieces.tolist())}
+        return replace(self, pieces=pieces, prefixes=[tuple(map(numbers.__getitem__, row)) for row in self.prefixes])
 
     def check(self) -> None:
         """Raises: StoppedError if the result is no longer wanted."""
@@ -128,7 +141,7 @@ class Engine(Protocol):
         """The context of all calls of `translate` and `log_probs`; gives the device of the batches."""
 
     def translate(self, batch: SourceBatch) -> Hypotheses:
-        """The hypotheses of each segment, best first, at least `settings.n_best`."""
+        """The hypotheses of each segment, best first, at least `settings.n_best`; with `mbr`, `settings.hypotheses`."""
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
         """The log-probability of each target piece, given its source and the pieces before it: (B, T) float32.

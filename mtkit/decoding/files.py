@@ -43,6 +43,7 @@ def translate_file(
     direction: str | None = None,
     documents: bool | None = None,
     document_ids: Text | None = None,
+    prefixes: Text | None = None,
     scores: bool = False,
     alignments: Path | BinaryIO | None = None,
     heads: Heads | None = None,
@@ -60,6 +61,8 @@ def translate_file(
     line too: the links between its words and the words of its translation (`mtkit.decoding.word_alignment`), by these
     `heads`, or by the mean of the last layer's.
 
+    Each translation begins with its line of `prefixes`, which may be empty.
+
     `direction` is required for a run with several. With `documents`, lines of a document are translated together;
     None: as trained. Documents are separated by blank lines or given by `document_ids`, one per line. `say` gets
     messages for people, `on_progress` the number of lines just finished.
@@ -72,16 +75,18 @@ def translate_file(
     """
     heads = Heads() if heads is None else heads
     outputs = [output] if alignments is None else [output, alignments]
-    _check_outputs(outputs, [source, document_ids], part)
+    _check_outputs(outputs, [source, document_ids, prefixes], part)
     if alignments is not None:
         translator.check_links()
-    joins = joins_documents(translator.runs, documents, translator.settings, scores=scores, say=say)
+    single = {"scores": scores, "prefixes": prefixes is not None}
+    joins = joins_documents(translator.runs, documents, translator.settings, **single, say=say)
     ids = document_ids if joins else None
     about = {
         **translator.identity,
         "direction": direction,
         "documents": joins and ("blank lines" if ids is None else _name(ids, "ids")),
         "scores": scores,
+        "prefixes": None if prefixes is None else _name(prefixes, "prefixes"),
         "heads": None if alignments is None else [heads.members, heads.shifted],
     }
     span = None
@@ -96,13 +101,17 @@ def translate_file(
     items: Iterable[Item] = zip(_lines(source, span))
     if ids is not None:
         items = _rows([source, ids], [_unequal_ids(ids)])
+    elif prefixes is not None:
+        unequal = f"{_name(prefixes, 'the prefixes')} must have as many lines as the input, which may be empty"
+        items = _rows([source, prefixes], [unequal])
     together = None if not joins else _not_blank if ids is None else _same_last
     with open_job(outputs, {**about, "before": offset}, Notes(), say=say) as job:
         chunks = live_chunks(items, together) if live and not job.resumes else chunks_of(items, together)
         for chunk in job.todo(chunks, on_progress):
-            first, texts, *chunk_ids = offset + chunk.first, *map(list, zip(*chunk.items, strict=True))
-            joined = (chunk_ids[0] if chunk_ids else ids_by_blank_lines(texts)) if joins else None
-            lines = translator.source(texts, direction=direction, documents=joined, first=first)
+            first, texts, *others = offset + chunk.first, *map(list, zip(*chunk.items, strict=True))
+            joined = (others[0] if ids is not None else ids_by_blank_lines(texts)) if joins else None
+            begun = others[0] if prefixes is not None else None
+            lines = translator.source(texts, direction=direction, documents=joined, prefixes=begun, first=first)
             translations = translator.translate(lines, on_progress=on_progress)
             written: list[Iterable[str]] = [output_lines(translations, first, translator.settings, scores=scores)]
             if alignments is not None:

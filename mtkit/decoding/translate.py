@@ -13,11 +13,12 @@ from torch import Tensor
 
 from mtkit.decoding.contract import Engine, Hypotheses, SourceBatch
 from mtkit.decoding.lines.source import Segment, Source, SourceLines, Window, split_lines
+from mtkit.decoding.mbr import Metric, rank
 from mtkit.decoding.parallel import map_batches
-from mtkit.errors import MtkitError
+from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.text.languages import seam
-from mtkit.text.tokenizer import EOS, PAD, Tokenizer, Tokenizers
+from mtkit.text.tokenizer import EOS, PAD, UNK, Tokenizer, Tokenizers
 
 
 def make_batch(
@@ -70,8 +71,9 @@ class Translation:
     text: str
     """Without line ends; empty for a blank line."""
     score: float
-    """The rank: log P / length^alpha, plus the coverage penalty; -inf if the search found nothing. If the line was
-    translated together with others, the score and the log-probability are for all of them."""
+    """The rank: log P / length^alpha, plus the coverage penalty, or the expected utility (`mtkit.decoding.mbr`); -inf
+    if the search found nothing. If the line was translated together with others, the score and the log-probability are
+    for all of them."""
     log_prob: float
     """The model's log-probability, end of segment included; with a lexicon, among the pieces of the shortlist."""
     pieces: tuple[int, ...]
@@ -113,10 +115,13 @@ def translate_lines(
     Lines of `documents` that are not split are the exception: they are translated together. If a joint translation does
     not separate into its lines, each line is translated by itself (`Translation.fell_back`).
 
+    Translations begin with the `prefixes` of the lines; if a line is too long for the engine, its first part does.
+
     `stopped`, called from any thread, returns whether the translations are no longer wanted.
 
     Raises: MtkitError for settings that the engine does not support, and for several translations of lines that are
-    translated together; StoppedError if the translations are no longer wanted.
+    translated together, or prefixes of them; DataError for a prefix that the model cannot make; StoppedError if the
+    translations are no longer wanted.
     """
     engine.check()
     lines, settings = SourceLines.of(lines), engine.settings
@@ -125,6 +130,7 @@ def translate_lines(
             f"decoding.n_best = {settings.n_best} is for lines that are translated one by one; "
             "set it to 1, or translate without documents (--sentences)"
         )
+    prefixes = _encode_prefixes(lines, tokenizers.target, settings, engine.longest_target)
     source = Source(lines, tokenizers.source, engine.longest_source)
     batches = partial(_translate_segments, engine, tokenizers.target, lines, stopped)
     done = {number: [BLANK] * settings.n_best for number, pieces in enumerate(source.encoded) if not pieces}
@@ -144,7 +150,10 @@ def translate_lines(
                     fallen |= {} if separated else dict.fromkeys(window.lines, len(limits))
                     on_progress(len(separated))
         rest = [number for number in range(len(lines.lines)) if number not in done]
-        segments = list(source.segments(rest))
+        segments = [
+            segment if segment.part or prefixes is None else replace(segment, prefix=prefixes[segment.line])
+            for segment in source.segments(rest)
+        ]
         parts: dict[int, list[Translation]] = {}
         for batch in batches(segments, device):
             parts |= batch
@@ -152,7 +161,7 @@ def translate_lines(
     parts_of_lines: dict[int, list[list[Translation]]] = {number: [] for number in rest}
     for index, segment in enumerate(segments):
         parts_of_lines[segment.line].append(parts[index])
-    targets = lines.directions.targets_of_lines() if lines.directions is not None else [None] * len(lines.lines)
+    targets = lines.targets()
     for number in rest:
         done[number] = _join_parts(parts_of_lines[number], settings, seam(targets[number]))
         if number in fallen:
@@ -161,6 +170,29 @@ def translate_lines(
         if source.encoded[number] and tokenizers.source.cleans(line):
             done[number] = [replace(translation, cleaned=True) for translation in done[number]]
     return [done[number] for number in range(len(lines.lines))]
+
+
+def _encode_prefixes(
+    lines: SourceLines, tokenizer: Tokenizer, settings: DecodingSettings, longest: int | None
+) -> list[tuple[int, ...]] | None:
+    """The pieces of the prefix of each line. Raises: MtkitError as `translate_lines`; DataError for a bad prefix."""
+    if lines.prefixes is None:
+        return None
+    if lines.documents is not None or settings.no_repeat_ngram:
+        other = "lines of documents are translated together (give --sentences)"
+        if settings.no_repeat_ngram:
+            other = f"decoding.no_repeat_ngram = {settings.no_repeat_ngram} (set it to 0)"
+        raise MtkitError(f"translations cannot begin with given text if {other}")
+    encoded = tokenizer.encode_lines(lines.prefixes)
+    for number, pieces in enumerate(encoded):
+        line = 1 + (number if lines.numbers is None else lines.numbers[number])
+        if UNK in pieces:
+            raise DataError(f"the prefix of line {line:,} has a character that the run's vocabulary does not have")
+        if longest is not None and len(pieces) >= longest:
+            raise DataError(
+                f"the prefix of line {line:,} has {len(pieces):,} pieces, and a translation has at most {longest - 1:,}"
+            )
+    return list(map(tuple, encoded))
 
 
 def _joined(
@@ -173,11 +205,6 @@ def _joined(
             yield window, source.join_lines([*context, *window.lines], context.values())
 
 
-def hypotheses_of(settings: DecodingSettings) -> int:
-    """The number of hypotheses that the search keeps per segment."""
-    return {"greedy": 1, "beam": settings.beam, "sample": settings.n_best}[settings.method]
-
-
 def _translate_segments(
     engine: Engine,
     tokenizer: Tokenizer,
@@ -187,22 +214,32 @@ def _translate_segments(
     device: torch.device,
 ) -> Iterator[list[tuple[int, list[Translation]]]]:
     """Batch by batch, the indices of the segments, each with its `n_best` translations."""
-    settings = engine.settings
+    settings, targets = engine.settings, lines.targets()
 
     def translate(indices: Sequence[int]) -> list[list[Translation]]:
         chosen = [segments[index] for index in indices]
         of_lines = [lines.trained_on.limits(segment.pieces, segment.task, settings.max_pieces) for segment in chosen]
-        limits = [min(sum(each), engine.longest_target or sum(each)) for each in of_lines]
+        limits = list(map(sum, of_lines))
+        if lines.prefixes is not None:
+            limits = [limit + len(segment.prefix) for limit, segment in zip(limits, chosen, strict=True)]
+        limits = [min(limit, engine.longest_target or limit) for limit in limits]
         batch = make_batch(chosen, limits, device, lines.numbers, of_lines, stopped)
         batch.check()
-        return _texts(engine.translate(batch), limits, tokenizer, settings.n_best)
+        if settings.mbr is None:
+            return _texts(engine.translate(batch), limits, tokenizer, settings.n_best)
+        found = _texts(engine.translate(batch), limits, tokenizer, settings.hypotheses)
+        of_segments = [targets[segment.line] for segment in chosen]
+        return [
+            _rerank(translations, settings.mbr, language)[: settings.n_best]
+            for translations, language in zip(found, of_segments, strict=True)
+        ]
 
     return map_batches(
         translate,
         [len(segment.pieces) for segment in segments],
         settings.batch_tokens,
         device,
-        hypotheses=hypotheses_of(settings),
+        hypotheses=settings.hypotheses,
         most=engine.max_parallel,
     )
 
@@ -227,6 +264,17 @@ def _texts(hypotheses: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, 
     ]
 
 
+def _rerank(translations: Sequence[Translation], metric: Metric, language: str | None) -> list[Translation]:
+    """The hypotheses of a segment in the order of their expected utilities, which become their scores.
+
+    Hypotheses that do not exist, with a score of -inf, are compared with none, and come last.
+    """
+    known = [translation for translation in translations if math.isfinite(translation.score)]
+    ranked = rank([translation.text for translation in known], metric, language)
+    missing = [translation for translation in translations if not math.isfinite(translation.score)]
+    return [*(replace(known[place], score=utility) for place, utility in ranked), *missing]
+
+
 def _separate(joint: Translation, tokenizer: Tokenizer, limits: Sequence[int]) -> list[Translation]:
     """The translation of each joined line; empty if the joint translation does not separate into them.
 
@@ -247,16 +295,22 @@ def _join_parts(parts: list[list[Translation]], settings: DecodingSettings, betw
         return [BLANK] * settings.n_best
     if len(parts) == 1:
         return parts[0]
-    joined = [_join_translations(ranked, settings.length_penalty, between) for ranked in zip(*parts, strict=True)]
+    joined = [_join_translations(ranked, settings, between) for ranked in zip(*parts, strict=True)]
     return sorted(joined, key=lambda translation: -translation.score)
 
 
-def _join_translations(parts: Sequence[Translation], alpha: float, between: str) -> Translation:
-    """The translations of the parts as one: the score of all pieces, with the sum of the coverage penalties."""
+def _join_translations(parts: Sequence[Translation], settings: DecodingSettings, between: str) -> Translation:
+    """The translations of the parts as one: the score of all pieces, with the sum of the coverage penalties.
+
+    Expected utilities (`DecodingSettings.mbr`) are averaged.
+    """
+    alpha = settings.length_penalty
     pieces = (*(piece for part in parts for piece in part.pieces if piece != EOS), EOS)
     log_prob = sum(part.log_prob for part in parts)
     score = -math.inf
-    if math.isfinite(log_prob):
+    if math.isfinite(log_prob) and settings.mbr is not None:
+        score = sum(part.score for part in parts) / len(parts)
+    elif math.isfinite(log_prob):
         coverage = sum(part.score - part.log_prob / len(part.pieces) ** alpha for part in parts)
         score = log_prob / sum(len(part.pieces) for part in parts) ** alpha + coverage
     text = between.join(part.text for part in parts if part.text)

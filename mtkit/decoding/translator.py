@@ -148,12 +148,14 @@ class Translator:
         *,
         direction: Directions | str | None = None,
         documents: Sequence[int] | Sequence[str] | None = None,
+        prefixes: Sequence[str] | None = None,
         first: int = 0,
     ) -> SourceLines:
         """The lines with the limits and directions of these runs; `documents` are the ids of documents to join.
 
-        `direction` is the direction of all lines, or contains one for each; None: the only one of the runs. `first` is
-        the number of the first line among all that are translated, from 0.
+        `direction` is the direction of all lines, or contains one for each; None: the only one of the runs. `prefixes`
+        are the texts with which the translations must begin. `first` is the number of the first line among all that
+        are translated, from 0.
 
         Raises: MtkitError for a direction that the runs do not support.
         """
@@ -163,7 +165,8 @@ class Translator:
             directions = self.directions(direction, len(lines))
         pieces = self.document_pieces
         joined = None if documents is None or pieces is None else Documents(documents, pieces, self.settings.context)
-        return SourceLines(lines, directions, joined, self._trained_on, range(first, first + len(lines)))
+        numbers = range(first, first + len(lines))
+        return SourceLines(lines, directions, joined, self._trained_on, numbers, prefixes)
 
     def side_lines(self, side: HeldOut, *, joined: bool) -> SourceLines:
         """The source lines of a side; documents that are `joined` allow one translation per line."""
@@ -274,13 +277,14 @@ def joins_documents(
     settings: DecodingSettings,
     *,
     scores: bool = False,
+    prefixes: bool = False,
     forced: bool = False,
     say: Callable[[str], object],
 ) -> bool:
     """Whether lines of a document are translated together: as `requested`; None: if all runs were trained so.
 
     Given translations (`forced`) are scored after the lines that precede them. `say` gets a message if the settings
-    or `scores` rule out the default.
+    or the options rule out the default.
 
     Raises: MtkitError if they rule out the request, or if a run was not trained on documents.
     """
@@ -294,7 +298,7 @@ def joins_documents(
         return False
     if forced:
         return True
-    single = {"--scores": scores, "--n-best above 1": settings.n_best > 1}
+    single = {"--scores": scores, "--prefix": prefixes, "--n-best above 1": settings.n_best > 1}
     for option, applies in single.items():
         if applies and requested:
             raise MtkitError(f"{option} needs lines that are translated one by one; give --sentences too")

@@ -6,7 +6,6 @@ Scores of corpora, with signatures and confidence intervals.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from operator import eq
 from typing import Any
 
@@ -20,7 +19,7 @@ from sacrebleu.tokenizers.tokenizer_char import TokenizerChar
 from mtkit.errors import DataError, MtkitError, did_you_mean, shown
 from mtkit.evaluation.statistics import Statistics, gather, resample, seed
 from mtkit.terminal import ProgressBar, silent
-from mtkit.text.languages import bleu_tokenizer, has_spaces
+from mtkit.text.languages import bleu_tokenizer, has_spaces, installed_tokenizer
 from mtkit.text.words import words
 
 METRICS = ("BLEU", "chrF", "TER")
@@ -66,17 +65,6 @@ def make_metric(name: str, *, language: str | None = None, tokenize: str | None 
     except (ImportError, RuntimeError, OSError) as error:  # sacrebleu downloads some tokenizers at first use
         reason = str(error).strip().split("\n")[0]
         raise MtkitError(f"sacrebleu cannot use the tokenizer {shown(tokenize)} here: {reason}") from error
-
-
-@cache
-def installed_tokenizer(language: str | None) -> str:
-    """Return BLEU's tokenizer for the language, or `char` if its dictionary is not installed."""
-    tokenizer = bleu_tokenizer(language)
-    try:
-        BLEU(tokenize=tokenizer)
-    except (ImportError, RuntimeError):
-        return "char"
-    return tokenizer
 
 
 def missing_tokenizer(languages: Iterable[str | None], tokenize: str | None = None) -> str | None:

@@ -156,7 +156,13 @@ def _search(run: Run) -> dict[str, Any]:
         "num_beams": beam,
         **({"early_stopping": True, "length_penalty": chosen.length_penalty} if beam > 1 else {}),
         **(
-            {"do_sample": True, "temperature": chosen.temperature, "top_k": chosen.top_k, "top_p": chosen.top_p}
+            {
+                "do_sample": True,
+                "temperature": chosen.temperature,
+                "top_k": chosen.top_k,
+                "top_p": chosen.top_p,
+                "epsilon_cutoff": chosen.epsilon,
+            }
             if chosen.method == "sample"
             else {}
         ),

@@ -88,9 +88,12 @@ those of its equation 3."""
 MOST_HYPOTHESES = 1_000
 Hypotheses = Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
 
+SAMPLES = 64
+"""Default number of samples for minimum Bayes risk."""
+
 ONLY_WITH = {
     "beam": ("beam", "coverage_penalty"),
-    "sample": ("temperature", "top_k", "top_p", "seed"),
+    "sample": ("temperature", "top_k", "top_p", "epsilon", "samples", "seed"),
 }
 """Settings by the only method that uses them."""
 
@@ -128,18 +131,40 @@ class DecodingSettings(Settings):
     """Sample from the k most probable pieces; 0 means all."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Sample from the most probable pieces whose cumulative probability reaches this value."""
+    epsilon: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Sample from the pieces with at least this probability (Hewitt et al., 2022), or the most probable one; 0.02 suits
+    `mbr`."""
     seed: Seed = 1
     """Random seed of sampling."""
+    mbr: Literal["chrf", "bleu"] | None = None
+    """Choose the hypothesis with the highest mean chrF or BLEU against all hypotheses of beam search, or all samples
+    (minimum Bayes risk)."""
+    samples: Hypotheses | None = None
+    """Samples per segment among which `mbr` chooses. Default: 64."""
     batch_tokens: PositiveInt = 8_192
     """Maximum padded source pieces per batch, counted once per hypothesis. On a CPU, the commands decode one batch per
     thread in parallel."""
 
+    @property
+    def hypotheses(self) -> int:
+        """The number of hypotheses that the search finds for each segment."""
+        if self.method == "sample":
+            return self.n_best if self.mbr is None else self.samples or SAMPLES
+        return self.beam if self.method == "beam" else 1
+
     @model_validator(mode="after")
-    def _n_best_fits_the_beam(self) -> Self:
-        if self.method != "sample" and self.n_best > (self.beam if self.method == "beam" else 1):
-            raise ValueError(
-                f"decoding.n_best = {self.n_best} exceeds the number of hypotheses of {self.method} search"
-            )
+    def _mbr_has_hypotheses(self) -> Self:
+        if self.mbr is not None and self.method == "greedy":
+            raise ValueError("decoding.mbr chooses among several hypotheses; set decoding.method to beam or sample")
+        if self.mbr is None and self.samples is not None:
+            raise ValueError("decoding.samples needs decoding.mbr; without it, set decoding.n_best")
+        return self
+
+    @model_validator(mode="after")
+    def _n_best_fits_the_search(self) -> Self:
+        if self.n_best > self.hypotheses:
+            what = f"{self.method} search" if self.method != "sample" else "decoding.samples"
+            raise ValueError(f"decoding.n_best = {self.n_best} exceeds the number of hypotheses of {what}")
         return self
 
     def without_effect(self, given: Collection[str]) -> tuple[str, str] | None:

@@ -14,7 +14,6 @@ from babel.core import get_global
 from mtkit.decoding.alignment import align
 from mtkit.decoding.lines.source import Directions
 from mtkit.decoding.lines.splitting import split_to_fit
-from mtkit.decoding.translate import hypotheses_of
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, did_you_mean
 from mtkit.text.languages import languages_of, seam
@@ -86,7 +85,7 @@ class Service:
     @property
     def most(self) -> int:
         """The maximum number of hypotheses per string."""
-        return hypotheses_of(self._translator.settings)
+        return self._translator.settings.hypotheses
 
     @property
     def directions(self) -> list[str]:

@@ -7,6 +7,7 @@ not listed have spaces between words.
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import PurePath
 
 _CODES = {
@@ -128,3 +129,16 @@ def seam(language: str | None) -> str:
 def bleu_tokenizer(language: str | None) -> str:
     """Return the name of sacrebleu's tokenizer for the language."""
     return _TOKENIZERS.get(known_language(language) or "", "13a")
+
+
+@cache
+def installed_tokenizer(language: str | None) -> str:
+    """Return the name of sacrebleu's tokenizer for the language, or `char` if its dictionary is not installed."""
+    from sacrebleu.metrics import BLEU
+
+    tokenizer = bleu_tokenizer(language)
+    try:
+        BLEU(tokenize=tokenizer)
+    except (ImportError, RuntimeError):
+        return "char"
+    return tokenizer

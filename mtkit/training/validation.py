@@ -21,7 +21,7 @@ from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lines.source import TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError
-from mtkit.evaluation.scores import Score, doubt, installed_tokenizer, score_corpus
+from mtkit.evaluation.scores import Score, doubt, score_corpus
 from mtkit.memory import Halving, peak_bytes
 from mtkit.model.adaptation import merged_in_place
 from mtkit.model.network import Network
@@ -30,7 +30,7 @@ from mtkit.recipe.settings import BestBy
 from mtkit.runs import Run
 from mtkit.storage.files import json_text
 from mtkit.terminal import shortened
-from mtkit.text.languages import languages_of
+from mtkit.text.languages import installed_tokenizer, languages_of
 from mtkit.training.data_loader import DeviceBatch
 from mtkit.training.loss import token_loss
 from mtkit.training.metrics import Say

@@ -92,6 +92,22 @@ def test_sampling_repeats_with_its_seed() -> None:
     assert one == again != other
 
 
+def test_the_choice_among_samples_is_printed_with_its_utility() -> None:
+    command = ["--input", "test.source", "--method", "sample", "--epsilon", "0.02", "--mbr", "chrf", "--samples", "8"]
+    scored = [line.split("\t") for line in lines_of(typed(*command, "--scores"))]
+    assert lines_of(typed(*command)) == [text for _, text in scored]
+    assert all(0 < float(score) <= 100 for score, _ in scored)
+
+
+def test_translations_begin_with_given_text(tmp_path: Path) -> None:
+    (tmp_path / "prefixes").write_text("The\n\nOne\n\n\n\nA\n")
+    begun = lines_of(typed("--input", "test.source", "--prefix", str(tmp_path / "prefixes")))
+    free = lines_of(typed("--input", "test.source"))
+    assert [begun[line] for line in (1, 3, 4, 5)] == [free[line] for line in (1, 3, 4, 5)]
+    assert [line[:3] for line in begun[::2]] == ["The", "One", free[4][:3], begun[6][:3]]
+    assert begun[6].startswith("A")
+
+
 def test_forced_decoding_prints_a_log_probability_a_line() -> None:
     forced = lines_of(typed("--input", "test.source", "--target", "test.target"))
     assert len(forced) == 7
@@ -124,6 +140,11 @@ def test_forced_decoding_prints_a_log_probability_a_line() -> None:
         (["--input", "-", "--document-ids", "test.source"], MtkitError, "trained on documents"),
         (["--input", "-", "--document-ids", "-"], MtkitError, "cannot both be standard input"),
         (["--input", "-", "--target", "-"], MtkitError, "cannot both be standard input"),
+        (["--input", "-", "--prefix", "-"], MtkitError, "cannot both be standard input"),
+        (["--prefix", "test.source"], MtkitError, "--input"),
+        (["--input", "a", "--output", "b", "--prefix", "c", "--part", "1/2"], MtkitError, "divided by bytes"),
+        (["--input", "-", "--mbr", "chrf", "--method", "greedy"], RecipeError, "several hypotheses"),
+        (["--input", "-", "--mbr", "chrf", "--samples", "9"], MtkitError, "--method sample"),
         (["--target", "train.source"], DataError, r"do not make pairs: their numbers differ \(7 and 200 lines\)"),
     ],
 )

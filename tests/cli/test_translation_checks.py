@@ -18,6 +18,8 @@ from tests.decoding.trained import make_run
         (["--method", "greedy"], "--method"),
         (["--shortlist", "3"], "--shortlist"),
         (["--alignments", "links"], "--alignments"),
+        (["--prefix", "texts"], "--prefix"),
+        (["--mbr", "chrf"], "--mbr"),
     ],
 )
 def test_what_says_nothing_about_given_translations_is_refused(idle: list[str], option: str) -> None:

@@ -10,8 +10,9 @@ from sacrebleu.metrics import BLEU
 
 from mtkit.evaluation import scores
 from mtkit.evaluation.report import score_side
-from mtkit.evaluation.scores import doubt, installed_tokenizer, missing_tokenizer, score_corpus
+from mtkit.evaluation.scores import doubt, missing_tokenizer, score_corpus
 from mtkit.evaluation.systems import Translated
+from mtkit.text.languages import installed_tokenizer
 from tests.evaluation.test_systems import written
 from tests.evaluation.unspaced import ENGLISH, RIGHT, WRONG
 
@@ -138,6 +139,7 @@ def _forgotten() -> Iterator[None]:
 @pytest.mark.usefixtures("_forgotten")
 def test_without_its_dictionary_a_language_is_scored_by_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scores, "BLEU", _Missing)
+    monkeypatch.setattr("sacrebleu.metrics.BLEU", _Missing)
     assert installed_tokenizer("ja") == installed_tokenizer("kor_Hang") == "char"
     assert installed_tokenizer("zh") == "zh"
     told = missing_tokenizer(["de", "ja"])
@@ -151,6 +153,6 @@ def test_without_its_dictionary_a_language_is_scored_by_characters(monkeypatch: 
 
 @pytest.mark.usefixtures("_forgotten")
 def test_with_its_dictionary_a_language_has_its_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scores, "BLEU", _There)
+    monkeypatch.setattr("sacrebleu.metrics.BLEU", _There)
     assert installed_tokenizer("ja") == "ja-mecab"
     assert missing_tokenizer(["ja", "ko"]) is None

@@ -55,6 +55,10 @@ PAIR = {"source": "a", "target": "b"}
         ({"model": {"position_width": 8, "tie": "all"}}, ["model.tie = all", "set model.tie = none"]),
         ({"preset": "smal"}, ["smal", "did you mean 'small'"]),
         ({"decoding": {"n_best": 9}}, ["n_best = 9"]),
+        ({"decoding": {"method": "greedy", "mbr": "chrf"}}, ["several hypotheses"]),
+        ({"decoding": {"method": "sample", "samples": 9}}, ["decoding.samples needs decoding.mbr"]),
+        ({"decoding": {"method": "sample", "samples": 9, "mbr": "bleu", "n_best": 10}}, ["n_best = 10"]),
+        ({"decoding": {"mbr": "ter"}}, ["'chrf' or 'bleu'"]),
         ({"data": {"train": {"source": "a", "target": "b"}}}, ["data.valid"]),
         (
             {"data": {"train": {"source": "a", "target": "b", "split": "test"}}},

@@ -170,7 +170,7 @@ class ModelEngine:
     def translate(self, batch: SourceBatch) -> Hypotheses:
         """The hypotheses of the search `settings.method`; log-probabilities are over the allowed pieces."""
         if self.lexicon is not None:
-            batch = replace(batch, pieces=self.lexicon.shortlist(batch.source))
+            batch = batch.restricted(self.lexicon.shortlist(batch.source))
         if self.workers is not None and torch.get_num_threads() == 1:
             job = (self.settings, replace(batch, stopped=None), batch.stopped is not None)
             hypotheses: Hypotheses | None = self.workers.answer(job, batch.stopped)

@@ -174,11 +174,17 @@ class SourceLines:
     """It limits the length of a segment and of its translation."""
     numbers: Sequence[int] | None = None
     """The numbers of the lines among all that are translated, from 0, which seed sampling; None: the indices."""
+    prefixes: Sequence[str] | None = None
+    """The text with which the translation of each line must begin, which may be empty; None: none is given."""
 
     @classmethod
     def of(cls, lines: "SourceLines | Sequence[str]") -> "SourceLines":
         """The lines, to translate one by one if nothing else is known of them."""
         return lines if isinstance(lines, SourceLines) else cls(lines)
+
+    def targets(self) -> Sequence[str | None]:
+        """The target language of each line, if it is known."""
+        return [None] * len(self.lines) if self.directions is None else self.directions.targets_of_lines()
 
     def at(self, rows: Sequence[int]) -> "SourceLines":
         """Some of the lines, with their numbers."""
@@ -188,6 +194,7 @@ class SourceLines:
             self.documents and self.documents.at(rows),
             self.trained_on,
             [row if self.numbers is None else self.numbers[row] for row in rows],
+            self.prefixes and [self.prefixes[row] for row in rows],
         )
 
 
@@ -231,6 +238,7 @@ class Source:
         """`longest` is the model's maximum number of pieces, tag and EOS counted."""
         text = SourceLines.of(text)
         self.lines, self._documents, self._tokenizer = text.lines, text.documents, tokenizer
+        self._prefixes = text.prefixes
         self._usual = cache(text.trained_on.usual)
         directions = text.directions
         self._languages = [None] if directions is None else [languages_of(name)[0] for name in directions.names]
@@ -275,7 +283,9 @@ class Source:
         def count(texts: Sequence[str]) -> list[int]:
             return [len(text) for text in self._tokenizer.encode_lines(texts)]
 
-        language, texts, usual = self._languages[task or 0], [line], self._usual(task)
+        language, texts = self._languages[task or 0], [line]
+        # a given beginning may be of several sentences, so its line is split only if it is too long for the model
+        usual = None if self._prefixes and self._prefixes[number].strip() else self._usual(task)
         if usual is not None:
             room = usual.pieces - 1 - len(self._tags[:1])
             texts = split_sentences(line, language, count, most=usual.sentences, pieces=room)

@@ -80,9 +80,17 @@ class Lines:
         empty.
         """
         at_limit = step + 1 in self._batch.limits
+        given = None
+        if self._prefix is not None and step < self._prefix.shape[1]:
+            given = self._prefix[rows, step].unsqueeze(1)
         if self._limits is None:
             must = (self._batch.limit[rows] <= step + 1).unsqueeze(1).expand_as(token) if at_limit else None
-            if self._batch.lines is not None:
+            usual = ANY if self._batch.lines is None else EOS
+            if given is not None:
+                piece = given.where(given != PAD, usual).expand_as(token)
+                must = given != PAD if must is None else must | (given != PAD)
+                return Endings(piece, must.expand_as(token))
+            if usual == EOS:
                 return Endings(None, must)
             return None if must is None else Endings(torch.full_like(token, ANY), must)
         left = self._batch.limit[rows].unsqueeze(1) - step  # (B', 1)
@@ -92,8 +100,7 @@ class Lines:
         must = must | (self._size + 1 >= self._limits.gather(1, self._line))
         empty = (self._size == 0) & (self._last > 0)  # a single line may be empty
         piece = torch.where(breaks > 0, BREAK, EOS).masked_fill(empty & ~must, NEITHER)
-        if self._prefix is not None and step < self._prefix.shape[1]:
-            given = self._prefix[rows, step].unsqueeze(1)
+        if given is not None:
             piece, must = given.where(given != PAD, piece), must | (given != PAD)
         self._doubt = torch.zeros_like(token, dtype=torch.bool)
         return Endings(piece.expand_as(token), must.expand_as(token), self._doubt)

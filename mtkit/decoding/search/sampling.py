@@ -33,11 +33,11 @@ def greedy_search(model: Model, batch: SourceBatch, settings: DecodingSettings) 
 
 
 def sample(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
-    """`settings.n_best` independent draws per segment, the likeliest first.
+    """`settings.hypotheses` independent draws per segment, the likeliest first.
 
     The draws of a segment depend on the seed and its key, not on its batch, unless `batch.pieces` restricts them.
     """
-    return _generate(model, batch, settings, hypotheses=settings.n_best, sampling=True)
+    return _generate(model, batch, settings, hypotheses=settings.hypotheses, sampling=True)
 
 
 def _generate(
@@ -70,6 +70,7 @@ def _generate(
                 temperature=settings.temperature,
                 top_k=settings.top_k,
                 top_p=settings.top_p,
+                epsilon=settings.epsilon,
             ).view(uniforms.shape)
             log_prob = candidates.gather(-1, token[..., None]).squeeze(-1)
         else:
@@ -96,11 +97,21 @@ def _generate(
     return Hypotheses(pieces, log_probs, scores, astray).ranked()
 
 
-def draw(logits: Tensor, uniforms: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+def draw(
+    logits: Tensor,
+    uniforms: Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    epsilon: float = 0.0,
+) -> Tensor:
     """The pieces (M,) at which the cumulative probability exceeds the uniform numbers (M,) in [0, 1).
 
-    logits (M, V) are divided by the temperature. The draw is among the `top_k` likeliest pieces (0: all), and of these
-    among the likeliest that together reach the probability `top_p` (Holtzman et al., 2020, arXiv 1904.09751).
+    logits (M, V) are divided by the temperature. The draw is among the `top_k` likeliest pieces (0: all), of these
+    among the likeliest that together reach the probability `top_p` (Holtzman et al., 2020, arXiv 1904.09751), and of
+    these among those that have at least the probability `epsilon` then, or the likeliest (Hewitt et al., 2022, arXiv
+    2210.15191).
     """
     ids: Tensor | None = None
     if 0 < top_k < logits.shape[-1]:
@@ -109,11 +120,15 @@ def draw(logits: Tensor, uniforms: Tensor, *, temperature: float = 1.0, top_k: i
         logits, ids = best(logits, logits.shape[-1])
     scaled = (logits - logits.amax(-1, keepdim=True)).double() / temperature
     probabilities = scaled.softmax(-1)
+    if top_p < 1.0:
+        excess = probabilities.cumsum(-1) - probabilities >= top_p
+        excess[:, 0] = False
+        probabilities = probabilities.masked_fill(excess, 0.0)
+    if epsilon > 0.0:
+        least = epsilon * probabilities.sum(-1, keepdim=True)
+        probabilities = probabilities.masked_fill(probabilities < least.minimum(probabilities.amax(-1, True)), 0.0)
     cumulated = probabilities.cumsum(-1)
     total = cumulated[:, -1:]
-    if top_p < 1.0:
-        candidates = (cumulated - probabilities < top_p).sum(-1, keepdim=True)
-        total = cumulated.gather(-1, candidates.clamp(min=1) - 1)
     chosen = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True).clamp(max=logits.shape[-1] - 1)
     return (chosen if ids is None else ids.gather(-1, chosen)).squeeze(-1)
 

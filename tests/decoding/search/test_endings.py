@@ -163,3 +163,36 @@ def test_a_given_beginning_is_kept_and_the_rest_is_what_follows_it(given: dict[s
     assert [piece for piece in found.pieces[1, 0].tolist() if piece != PAD] == [
         piece for piece in free.pieces[0, 0].tolist() if piece != PAD
     ]
+
+
+SINGLE_PREFIXES = [(7, 5), (), (8,), (6, 6, 6)]
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["any lines", "one line"])
+def test_a_wide_beam_finds_the_best_with_the_given_beginning(counted: bool) -> None:
+    """Exhaustive search over all translations of at most 5 pieces that begin so."""
+    model, sources = TinyModel(vocabulary=9), random_sources(4, seed=4)
+    batch = batch_of(sources, [5, 4, 5, 5])
+    lines = [[limit] for limit in batch.limits] if counted else None
+    batch = SourceBatch(batch.source, batch.limits, batch.keys, lines=lines, prefixes=list(SINGLE_PREFIXES))
+    found = found_by({"beam": 800, "n_best": 1, "length_penalty": 0.0}, batch)
+    greedy = found_by({"method": "greedy"}, batch)
+    words = [piece for piece in range(EOS + 1, 9) if not counted or piece != BREAK]
+    for row, (source, prefix, limit) in enumerate(zip(sources, SINGLE_PREFIXES, batch.limits, strict=True)):
+        room = limit - 1 - len(prefix)
+        endings = [ending for size in range(room + 1) for ending in product(words, repeat=size)]
+        scores = {(*prefix, *ending, EOS): log_prob_of(model, source, [*prefix, *ending, EOS]) for ending in endings}
+        best = max(scores, key=lambda pieces: scores[pieces])
+        assert tuple(piece for piece in found.pieces[row, 0].tolist() if piece != PAD) == best
+        assert found.log_probs[row, 0].item() == pytest.approx(scores[best], abs=1e-3)
+        assert tuple(greedy.pieces[row, 0, : len(prefix)].tolist()) == prefix
+
+
+def test_a_beginning_has_its_pieces_on_a_shortlist() -> None:
+    batch = batch_of(random_sources(3, seed=4), 6)
+    batch = SourceBatch(batch.source, batch.limits, batch.keys, prefixes=[(7, 50), (), (40,)])
+    restricted = batch.restricted(torch.tensor([0, 1, 2, 3, 7, 41]))
+    assert restricted.pieces is not None
+    assert restricted.prefixes is not None
+    assert restricted.pieces.tolist() == [0, 1, 2, 3, 7, 40, 41, 50]
+    assert [[int(restricted.pieces[number]) for number in row] for row in restricted.prefixes] == [[7, 50], [], [40]]

@@ -84,10 +84,10 @@ PROBABILITIES = torch.tensor([0.4, 0.05, 0.25, 0.1, 0.15, 0.05])
 DRAWS = 20_000
 
 
-def frequencies(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> torch.Tensor:
+def frequencies(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, epsilon: float = 0.0) -> torch.Tensor:
     uniforms = (torch.arange(DRAWS).double() + 0.5) / DRAWS
     logits = PROBABILITIES.log().expand(DRAWS, -1)
-    drawn = draw(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p)
+    drawn = draw(logits, uniforms, temperature=temperature, top_k=top_k, top_p=top_p, epsilon=epsilon)
     return torch.bincount(drawn, minlength=len(PROBABILITIES)) / DRAWS
 
 
@@ -118,6 +118,22 @@ def test_top_p_leaves_the_fewest_that_reach_p() -> None:
 
 def test_top_p_counts_among_the_top_k() -> None:
     close(frequencies(top_k=3, top_p=0.8), PROBABILITIES * torch.tensor([1, 0, 1, 0, 0, 0]))
+
+
+def test_epsilon_leaves_the_pieces_with_that_probability() -> None:
+    close(frequencies(epsilon=0.12), PROBABILITIES * torch.tensor([1, 0, 1, 0, 1, 0]))
+    close(frequencies(epsilon=0.02), PROBABILITIES)
+    assert frequencies(epsilon=0.9)[0] == 1  # the likeliest is left, as in Hewitt et al. (2022), equation 7
+    # the temperature comes first: 0.25 becomes 0.263 of all, 0.15 becomes 0.095
+    close(frequencies(epsilon=0.2, temperature=0.5), PROBABILITIES**2 * torch.tensor([1, 0, 1, 0, 0, 0]))
+
+
+def test_epsilon_counts_among_the_others() -> None:
+    # of 0.4, 0.25 and 0.15, the last has 0.1875
+    close(frequencies(top_k=3, epsilon=0.18), PROBABILITIES * torch.tensor([1, 0, 1, 0, 1, 0]))
+    close(frequencies(top_k=3, epsilon=0.19), PROBABILITIES * torch.tensor([1, 0, 1, 0, 0, 0]))
+    close(frequencies(top_p=0.7, epsilon=0.18), PROBABILITIES * torch.tensor([1, 0, 1, 0, 1, 0]))
+    close(frequencies(top_p=0.7, epsilon=0.19), PROBABILITIES * torch.tensor([1, 0, 1, 0, 0, 0]))
 
 
 def test_what_is_forbidden_is_never_drawn() -> None:
