@@ -12,7 +12,13 @@ from mtkit.cli.app import app
 from tests.decoding.trained import make_run
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "data/README.md", ROOT / "recipes/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "data/README.md",
+    ROOT / "recipes/README.md",
+    ROOT / "studies/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 SCREENS = 120
 """Lines of a page in docs/, at most: three screens."""

@@ -59,8 +59,8 @@ COSTS = {
 """The costs by their key in `Point.costs`."""
 
 
-def draw_cost(points: Sequence[Point], key: str, metric: str, title: str) -> Any:
-    """Return a figure of the entries that have this cost; None if no entry has it.
+def draw_cost(points: Sequence[Point], key: str, metric: str, title: str, cost: Cost | None = None) -> Any:
+    """Return a figure of the entries that have this cost, by default that of COSTS; None if no entry has it.
 
     Of more than `FEW` entries, the front, the first entry and the best and worst of each axis have a label, and others
     if there is room next to their dot.
@@ -68,7 +68,7 @@ def draw_cost(points: Sequence[Point], key: str, metric: str, title: str) -> Any
     shown = [point for point in scored(points) if point.cost(key) is not None]
     if not shown:
         return None
-    cost, scale = COSTS[key], scale_of(metric, [point.mean for point in scored(points)])
+    cost, scale = cost or COSTS[key], scale_of(metric, [point.mean for point in scored(points)])
     costs = [point.cost(key) or 0.0 for point in shown]
     values = [point.mean for point in shown]
     best = pareto_front(costs, values, faster=cost.faster, lower=scale.lower)

@@ -1,0 +1,136 @@
+"""What the committed results of the studies say of each mechanism: scores, tests against `full`, verdicts on claims.
+
+studies/results/NAME.jsonl has the rows of the study NAME, as `mtkit compare` writes them; studies/results/claims.yaml
+has the claim of each mechanism's paper, and the task of a study that would show it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from mtkit.experiments.entries import parse_entries
+from mtkit.experiments.folder import read_rows
+from mtkit.experiments.pooled import Pooled, pool
+from mtkit.experiments.rows import Row, final_rows
+from mtkit.experiments.study import Study, StudySettings, read_study
+from mtkit.experiments.table import choose_columns
+from mtkit.recipe.file import STUDIES
+from mtkit.recipe.settings import Settings
+from mtkit.storage.records import read_object
+from mtkit.storage.yaml_text import load_yaml
+
+RESULTS = STUDIES / "results"
+LENGTH = 2048
+"""Length of the counted costs, in tokens."""
+MARGIN = 2.0
+"""A mechanism is as good as `full` if its score is at most this much lower, with 95% confidence."""
+LEVEL = 0.05
+"""Largest p-value of a difference."""
+SEEDS = 3
+"""Smallest number of seeds of a contradicted claim."""
+
+Verdict = Literal["held", "not seen at this size", "contradicted", "not measured"]
+
+
+class Claim(Settings):
+    """An entry of claims.yaml."""
+
+    claim: str
+    """The paper's claim, in one line."""
+    task: str | None = None
+    """Study and task that would show it, as "probes/sort"; None if no study here would."""
+    expect: Literal["better", "equal"] = "equal"
+    """Whether the claim is a score above that of `full`, or one that is not lower."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A mechanism on one task of a study."""
+
+    name: str
+    entry: str
+    rows: Sequence[Row]
+    values: Sequence[float]
+    """Score of each row."""
+    score: Pooled
+
+    @property
+    def mark(self) -> str:
+        """Return + for better than `full`, - for worse, = for as good within MARGIN, "" if that is open."""
+        if self.score.p is None or self.score.difference_low is None:
+            return ""
+        if self.score.p < LEVEL and abs(self.score.difference) > 0:
+            return "+" if self.score.difference > 0 else "-"
+        return "=" if self.score.difference_low > -MARGIN else ""
+
+
+def load(name: str) -> tuple[Study, list[Row]]:
+    """Return a study that comes with mtkit, without its recipe, and its committed rows that count.
+
+    There is no row without a file of results. Raises: MtkitError if a row is damaged.
+    """
+    settings = StudySettings.model_validate(read_study(Path(name))[0])
+    path, search = RESULTS / f"{name}.jsonl", settings.search
+    rows: list[Row] = list(read_rows(path)) if path.exists() else []
+    good = [row for row in final_rows(rows, settings.seeds[0] if search else None) if "failed" not in row]
+    return Study({}, tuple(parse_entries(settings.entries)), settings), good
+
+
+def measure(study: Study, rows: Sequence[Row], task: str | None, column: str) -> dict[str, Measured]:
+    """Return the mechanisms on a task by name, in the order of the study, each compared with the first entry."""
+    rows = [row for row in rows if row["task"] == task]
+    if not rows:
+        return {}
+    (score,) = choose_columns(rows, [column])
+    ordered = sorted(rows, key=lambda row: row["seed"])
+    groups = [(entry, [row for row in ordered if row["entry"] == entry.name]) for entry in study.entries]
+    groups = [(entry, of_entry) for entry, of_entry in groups if of_entry]
+    values = [[score.value(row) or 0.0 for row in of_entry] for _, of_entry in groups]
+    names = [str(entry.settings["attention"]["name"]) for entry, _ in groups]
+    return {
+        name: Measured(name, entry.name, of_entry, scores, pooled)
+        for name, (entry, of_entry), scores, pooled in zip(names, groups, values, pool(values), strict=True)
+    }
+
+
+def long_costs() -> dict[str, float]:
+    """Return the FLOPs of a layer of LENGTH tokens by mechanism, relative to `full` in the same role.
+
+    They are counted by `mtkit benchmark attention`, in the encoder, or in the decoder for mechanisms without that role.
+    """
+    costs: dict[str, float] = {}
+    for role in ("decoder", "encoder"):
+        path = RESULTS / f"attention-{role}.json"
+        for case in read_object(path).get("measurements", ()):
+            if (case["work"], case["form"], case["length"]) == ("forward-backward", "sub-layer", LENGTH):
+                costs[case["attention"]] = 1 / case["full_by_this"]["flops"]
+    return costs
+
+
+def claims(path: Path = RESULTS / "claims.yaml") -> dict[str, Claim]:
+    """Read the claims by mechanism."""
+    return TypeAdapter(dict[str, Claim]).validate_python(load_yaml(path.read_text(encoding="utf-8")))
+
+
+def verdict(claim: Claim, measured: Measured | None) -> Verdict:
+    """Return what a measurement says of a claim.
+
+    Held: the mechanism is better than `full`, if the claim expects that, or better or as good, if not. Contradicted: it
+    is worse, with at least SEEDS seeds. Not seen: any other result.
+    """
+    if claim.task is None or measured is None or measured.score.p is None:
+        return "not measured"
+    if measured.mark == "+" or (measured.mark == "=" and claim.expect == "equal"):
+        return "held"
+    return "contradicted" if measured.mark == "-" and len(measured.rows) >= SEEDS else "not seen at this size"
+
+
+def mean_cost(rows: Sequence[Row], key: str) -> float | None:
+    """Return the mean of a cost over rows: a key of `mtkit.experiments.table.COSTS`; None if a row lacks it."""
+    (column,) = choose_columns(rows, [key])
+    values = [column.value(row) for row in rows]
+    return None if None in values else fmean(value for value in values if value is not None)
