@@ -27,6 +27,7 @@ from mtkit.cli.translation import (
     is_live,
     join_parts,
     lexicon_for,
+    load_translator,
     open_text,
     part_and_device,
     recipe_of,
@@ -153,6 +154,12 @@ def translate(
             metavar="N", min=1, max=100, help="Restrict output to the N likeliest translations of each source piece."
         ),
     ] = None,
+    glossary: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Terms that translations must contain: source term, tab, target term on each line."
+        ),
+    ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print score, tab, translation.")] = False,
     batch_tokens: Annotated[
         int | None, typer.Option(help="Maximum padded source pieces per batch, counted per hypothesis.")
@@ -178,6 +185,10 @@ def translate(
     attention, by the heads that follow the lexicon best on the validation side; they are chosen at first use. Words are
     separated by white space; in Chinese, Japanese, Thai, Lao, Khmer and Burmese text each character is a word.
 
+    --glossary gives the terms of a line their translations, by beam search with required pieces. A term matches whole
+    words, also at the start of a sentence and in capitals. A line of the file with one column names a term that stays
+    as it is. The terms that translations contain and lack are counted.
+
     --target prints the log-probability of each given translation. A run trained on documents scores it after the lines
     that precede it in its document, on both sides, as many as fit; the log-probability is of the line only.
 
@@ -195,13 +206,14 @@ def translate(
       mtkit translate --dtype int8 --shortlist 20
       mtkit translate --input text.en --output text.de --prefix beginnings.de
       mtkit translate --input text.en --output text.de --alignments text.en-de
+      mtkit translate --input text.en --output text.de --glossary terms.tsv
       mtkit translate --input text.en --target text.de --word-scores > scores.jsonl
       mtkit translate --input text.en --output text.de --part 2/8
       mtkit translate --input text.en --output text.de --join
     """
     options = dict(locals())  # all parameters, by name
     from mtkit.decoding.files import force_file, translate_file
-    from mtkit.decoding.translator import Translator, joins_documents
+    from mtkit.decoding.translator import joins_documents
     from mtkit.recipe import DecodingSettings
     from mtkit.recipe.settings import with_method
     from mtkit.runs import find_runs
@@ -211,7 +223,8 @@ def translate(
     check_options(options, decoding)
     input_file = None if input in (None, "-") else Path(str(input))
     outputs = [path for path in (output, alignments) if path is not None]
-    check_outputs(outputs, [path for path in (input_file, target, document_ids, prefix, recipe) if path is not None])
+    read = (input_file, target, document_ids, prefix, recipe, glossary)
+    check_outputs(outputs, [path for path in read if path is not None])
     check_standard_output(output, {"--input": input_file, "--target": target})
     if join and input_file is not None:
         join_parts(input_file, outputs)
@@ -221,13 +234,10 @@ def translate(
     chosen = recipe_of(runs[0], recipe, with_method(decoding))
     requested = True if document_ids is not None and documents is None else documents
     forced, single = target is not None, {"scores": scores, "prefixes": prefix is not None}
+    single |= {"glossary": glossary is not None}
     joined = joins_documents(runs, requested, chosen.decoding, **single, forced=forced, say=note)
     use_threads(threads)
-    translator = Translator(
-        runs, chosen.decoding, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, forks=True, say=note
-    )
-    if alignments is not None:
-        translator.check_links()
+    translator = load_translator(runs, chosen.decoding, {**options, "device": device})
     recipe_data = chosen.data if "data" in chosen.model_fields_set else runs[0].recipe.data
     prepared = data or recipe_data.folder
     sides = choose_sides(translator, prepared, side or [], test, languages, direction) if input is None else []

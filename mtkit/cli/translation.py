@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mtkit.decoding.lexicon import Lexicon
     from mtkit.decoding.translator import Translator
     from mtkit.decoding.word_alignment import Heads
-    from mtkit.recipe import Recipe
+    from mtkit.recipe import DecodingSettings, Recipe
     from mtkit.runs import Run
     from mtkit.storage.jobs import Part
 
@@ -32,7 +32,7 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
     input, in_parts = options["input"], {"part", "join"} & present
     test_direction = {"direction"} if "test" in present else set()
     prepared_data = {"side", "test"} | (set() if {"shortlist", "alignments"} & present else {"data"})
-    searching = {"alignments", "scores", "shortlist", "prefix", *decoding} - {"batch_tokens"}
+    searching = {"alignments", "glossary", "scores", "shortlist", "prefix", *decoding} - {"batch_tokens"}
     lacks_files = input in (None, "-") or options["output"] is None
 
     def refuse(names: Iterable[str], message: str) -> None:
@@ -58,6 +58,8 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
         refuse(["word_scores"], "{option} scores given translations; give --target FILE too")
     if options["documents"] is False:
         refuse(["document_ids"], "{option} selects lines to translate together; leave it out with --sentences")
+    without = ["shortlist"] if "glossary" in present else []
+    refuse(without, "{option} leaves out pieces that terms of the glossary need; leave one out")
     if "side" in present:
         refuse(["test"], "{option} and --side do not combine; leave one out")
     if "test" not in present:
@@ -176,6 +178,34 @@ def lexicon_for(run: "Run", data: Path, each: int) -> "Lexicon":
         except MtkitError as error:
             note(f"{error}; the lexicon will be learned again next time")
     return lexicon.cut(each)
+
+
+def load_translator(runs: "Sequence[Run]", settings: "DecodingSettings", options: Mapping[str, Any]) -> "Translator":
+    """The translator of `mtkit translate`, whose options are given by their names in Python.
+
+    Raises: as `Translator`; DataError for a bad glossary; MtkitError if the translator does not support a glossary or
+    alignments.
+    """
+    from mtkit.decoding.glossary import Glossary
+    from mtkit.decoding.translator import Translator
+
+    path, engine = options["glossary"], options["engine"]
+    glossary = None if path is None else Glossary.read(path, runs[0].tokenizers.target)
+    translator = Translator(
+        runs,
+        settings,
+        checkpoint=options["checkpoint"],
+        device=options["device"],
+        dtype=options["dtype"],
+        engine="mtkit" if glossary is not None and engine == "auto" else engine,
+        forks=True,
+        say=note,
+    )
+    if glossary is not None:
+        translator.require(glossary)
+    if options["alignments"] is not None:
+        translator.check_links()
+    return translator
 
 
 def heads_for(translator: "Translator", data: Path) -> "Heads":

@@ -18,6 +18,33 @@ class StoppedError(Exception):
 
 
 @dataclass(frozen=True)
+class Term:
+    """A term that a translation must contain."""
+
+    forms: tuple[tuple[int, ...], ...]
+    """Its spellings as pieces, any of which may be used."""
+    count: int = 1
+    """How often it must occur."""
+
+    @property
+    def size(self) -> int:
+        """The minimum number of pieces of its occurrences."""
+        return self.count * min(map(len, self.forms))
+
+
+@dataclass(frozen=True)
+class RequiredTerms:
+    """The terms of a batch. An occurrence is a whole word: no letter or digit touches a letter or digit at its ends."""
+
+    of_segments: list[tuple[Term, ...]]
+    """The terms of each segment."""
+    starts_inside: Tensor
+    """(V,) bool, True for pieces that can continue a word: their first character is a letter or digit."""
+    ends_inside: Tensor
+    """(V,) bool, True for pieces that a word can go on after: their last character is a letter or digit."""
+
+
+@dataclass(frozen=True)
 class SourceBatch:
     """Source segments to decode together."""
 
@@ -38,6 +65,9 @@ class SourceBatch:
     prefixes: list[tuple[int, ...]] | None = None
     """The pieces with which each translation must begin: a given beginning, or given first lines, each with the break
     after it; None: none is given. Numbered as in `pieces`."""
+    terms: RequiredTerms | None = None
+    """The terms that translations must contain; only beam search supports them, without `pieces` and `lines` that are
+    joined. None: none."""
     stopped: Callable[[], bool] | None = None
     """Returns whether the result is no longer wanted; called at each step. None: it is always wanted."""
 
@@ -98,8 +128,11 @@ class Hypotheses:
 
     def ranked(self) -> "Hypotheses":
         """The same hypotheses, sorted by descending score in each segment; equal scores keep their order."""
-        order = self.scores.argsort(dim=1, descending=True, stable=True)
-        pieces = self.pieces.gather(1, order[..., None].expand_as(self.pieces))
+        return self.at(self.scores.argsort(dim=1, descending=True, stable=True))
+
+    def at(self, order: Tensor) -> "Hypotheses":
+        """The hypotheses with the numbers `order` (B, N')."""
+        pieces = self.pieces.gather(1, order[..., None].expand(-1, -1, self.pieces.shape[2]))
         astray = None if self.astray is None else self.astray.gather(1, order)
         return Hypotheses(pieces, self.log_probs.gather(1, order), self.scores.gather(1, order), astray)
 

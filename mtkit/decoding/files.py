@@ -78,7 +78,7 @@ def translate_file(
     _check_outputs(outputs, [source, document_ids, prefixes], part)
     if alignments is not None:
         translator.check_links()
-    single = {"scores": scores, "prefixes": prefixes is not None}
+    single = {"scores": scores, "prefixes": prefixes is not None, "glossary": translator.has_glossary}
     joins = joins_documents(translator.runs, documents, translator.settings, **single, say=say)
     ids = document_ids if joins else None
     about = {

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mtkit.decoding.contract import Engine, Hypotheses, SourceBatch
+from mtkit.decoding.glossary import Glossary
 from mtkit.decoding.lines.source import Segment, Source, SourceLines, Window, split_lines
 from mtkit.decoding.mbr import Metric, rank
 from mtkit.decoding.parallel import map_batches
@@ -28,11 +29,14 @@ def make_batch(
     numbers: Sequence[int] | None = None,
     lines: list[list[int]] | None = None,
     stopped: Callable[[], bool] | None = None,
+    glossary: Glossary | None = None,
 ) -> SourceBatch:
     """The padded segments on the device; `limits` are the maximum numbers of pieces of their translations.
 
     `numbers` are the numbers of the lines, as in `SourceLines`. `lines` and `stopped` become attributes of the batch.
+    `glossary` is required if segments have terms.
     """
+    terms = [segment.terms for segment in segments]
     of_segments = [segment.line if numbers is None else numbers[segment.line] for segment in segments]
     keys = [(line << 24) + segment.part for line, segment in zip(of_segments, segments, strict=True)]
     return SourceBatch(
@@ -42,6 +46,7 @@ def make_batch(
         tasks_of([segment.task for segment in segments], device),
         lines=lines,
         prefixes=[segment.prefix for segment in segments] if any(segment.prefix for segment in segments) else None,
+        terms=glossary.of_batch(terms, device) if glossary is not None and any(terms) else None,
         stopped=stopped,
     )
 
@@ -90,6 +95,10 @@ class Translation:
     """Whether the joint translation did not separate into its lines, so the line was translated again by itself."""
     cleaned: bool = False
     """Whether its line has control or invisible characters that were dropped or became spaces."""
+    terms: int = 0
+    """The number of glossary terms that it must contain."""
+    missed: int = 0
+    """The number of glossary terms that it lacks."""
     of_parts: tuple["Translation", ...] = ()
     """The translations of its parts, if there are several."""
 
@@ -125,10 +134,13 @@ def translate_lines(
     """
     engine.check()
     lines, settings = SourceLines.of(lines), engine.settings
-    if lines.documents is not None and settings.n_best > 1:
+    if lines.glossary is not None and settings.method != "beam":
+        raise MtkitError(f"a glossary needs beam search, and decoding.method = {settings.method}; set it to beam")
+    if lines.documents is not None and (settings.n_best > 1 or lines.glossary is not None):
+        reason = "a glossary" if lines.glossary is not None else f"decoding.n_best = {settings.n_best}"
         raise MtkitError(
-            f"decoding.n_best = {settings.n_best} is for lines that are translated one by one; "
-            "set it to 1, or translate without documents (--sentences)"
+            f"{reason} is for lines that are translated one by one; leave it out, or translate without documents "
+            "(--sentences)"
         )
     prefixes = _encode_prefixes(lines, tokenizers.target, settings, engine.longest_target)
     source = Source(lines, tokenizers.source, engine.longest_source)
@@ -169,6 +181,8 @@ def translate_lines(
     for number, line in enumerate(lines.lines):
         if source.encoded[number] and tokenizers.source.cleans(line):
             done[number] = [replace(translation, cleaned=True) for translation in done[number]]
+        if lines.glossary is not None:
+            done[number] = [_with_terms(translation, line, lines.glossary) for translation in done[number]]
     return [done[number] for number in range(len(lines.lines))]
 
 
@@ -195,6 +209,11 @@ def _encode_prefixes(
     return list(map(tuple, encoded))
 
 
+def _with_terms(translation: Translation, line: str, glossary: Glossary) -> Translation:
+    terms, missed = glossary.count(line, translation.text)
+    return replace(translation, terms=terms, missed=missed)
+
+
 def _joined(
     source: Source, windows: Iterable[Window], done: Mapping[int, Sequence[Translation]]
 ) -> Iterator[tuple[Window, Segment]]:
@@ -216,14 +235,14 @@ def _translate_segments(
     """Batch by batch, the indices of the segments, each with its `n_best` translations."""
     settings, targets = engine.settings, lines.targets()
 
-    def translate(indices: Sequence[int]) -> list[list[Translation]]:
-        chosen = [segments[index] for index in indices]
+    def translate(places: Sequence[int], indices: Sequence[int]) -> list[list[Translation]]:
+        chosen = [segments[places[index]] for index in indices]
         of_lines = [lines.trained_on.limits(segment.pieces, segment.task, settings.max_pieces) for segment in chosen]
         limits = list(map(sum, of_lines))
         if lines.prefixes is not None:
             limits = [limit + len(segment.prefix) for limit, segment in zip(limits, chosen, strict=True)]
         limits = [min(limit, engine.longest_target or limit) for limit in limits]
-        batch = make_batch(chosen, limits, device, lines.numbers, of_lines, stopped)
+        batch = make_batch(chosen, limits, device, lines.numbers, of_lines, stopped, lines.glossary)
         batch.check()
         if settings.mbr is None:
             return _texts(engine.translate(batch), limits, tokenizer, settings.n_best)
@@ -234,14 +253,20 @@ def _translate_segments(
             for translations, language in zip(found, of_segments, strict=True)
         ]
 
-    return map_batches(
-        translate,
-        [len(segment.pieces) for segment in segments],
-        settings.batch_tokens,
-        device,
-        hypotheses=settings.hypotheses,
-        most=engine.max_parallel,
-    )
+    # terms widen the beam of their batch, so other segments have batches of their own
+    added = [sum(term.size for term in segment.terms) for segment in segments]
+    for kind in (False, True):
+        places = [place for place, size in enumerate(added) if bool(size) == kind]
+        if places:
+            for batch in map_batches(
+                partial(translate, places),
+                [len(segments[place].pieces) for place in places],
+                settings.batch_tokens,
+                device,
+                hypotheses=settings.hypotheses + max(added[place] for place in places),
+                most=engine.max_parallel,
+            ):
+                yield [(places[index], translations) for index, translations in batch]
 
 
 def _texts(hypotheses: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, n_best: int) -> list[list[Translation]]:

@@ -12,6 +12,7 @@ from mtkit.decoding.contexts import Context, ContextLimits
 from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine, find_dtype
 from mtkit.decoding.engines.selection import make_ctranslate2_engine, uses_ctranslate2, with_lexicon
 from mtkit.decoding.forced import Forced, force_lines
+from mtkit.decoding.glossary import Glossary
 from mtkit.decoding.held_out import HeldOut
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import Directions, Documents, SourceLines, TrainedOn
@@ -55,6 +56,7 @@ class Translator:
         for run in runs:
             run.check_packages()
         self.runs, self.settings = runs, settings
+        self._glossary: Glossary | None = None
         self._trained_on, self._asked = TrainedOn.of(runs), (engine, find_dtype(dtype), find_device(device))
         _, arithmetic, where = self._asked
         if arithmetic == torch.int8:
@@ -111,6 +113,25 @@ class Translator:
         self.engine = with_lexicon(self.engine, lexicon, self._asked[0], say=say)
         self.about |= {"shortlist": lexicon.each, "engine": self.engine.program}
 
+    def require(self, glossary: Glossary) -> None:
+        """Require the terms of the glossary in translations from now on, by mtkit's engine.
+
+        Raises: MtkitError without beam search, with a shortlist, and if the user named another engine.
+        """
+        if self.settings.method != "beam":
+            raise MtkitError(f"a glossary needs beam search, and decoding.method = {self.settings.method}")
+        if self.about["shortlist"] is not None:
+            raise MtkitError("a shortlist leaves out pieces that terms of the glossary need; leave one out")
+        if self._asked[0] == "ctranslate2":
+            raise MtkitError("CTranslate2 does not support a glossary; leave --engine out")
+        self._glossary, self.engine = glossary, self.engine.own
+        self.about |= {"glossary": glossary.size, "engine": self.engine.program}
+
+    @property
+    def has_glossary(self) -> bool:
+        """Whether translations must contain the terms of a glossary."""
+        return self._glossary is not None
+
     @property
     def network(self) -> Network:
         """The network of the run. Raises: MtkitError for an ensemble."""
@@ -135,6 +156,7 @@ class Translator:
             "weights": self._weights,
             "vocabulary": self.runs[0].vocabulary,
             "trained_on": self._trained_on.fingerprint,
+            "glossary": self._glossary and self._glossary.fingerprint,
             **self.engine.identity,
         }
 
@@ -166,7 +188,7 @@ class Translator:
         pieces = self.document_pieces
         joined = None if documents is None or pieces is None else Documents(documents, pieces, self.settings.context)
         numbers = range(first, first + len(lines))
-        return SourceLines(lines, directions, joined, self._trained_on, numbers, prefixes)
+        return SourceLines(lines, directions, joined, self._trained_on, numbers, prefixes, self._glossary)
 
     def side_lines(self, side: HeldOut, *, joined: bool) -> SourceLines:
         """The source lines of a side; documents that are `joined` allow one translation per line."""
@@ -278,6 +300,7 @@ def joins_documents(
     *,
     scores: bool = False,
     prefixes: bool = False,
+    glossary: bool = False,
     forced: bool = False,
     say: Callable[[str], object],
 ) -> bool:
@@ -298,7 +321,8 @@ def joins_documents(
         return False
     if forced:
         return True
-    single = {"--scores": scores, "--prefix": prefixes, "--n-best above 1": settings.n_best > 1}
+    single = {"--scores": scores, "--prefix": prefixes, "--glossary": glossary}
+    single["--n-best above 1"] = settings.n_best > 1
     for option, applies in single.items():
         if applies and requested:
             raise MtkitError(f"{option} needs lines that are translated one by one; give --sentences too")

@@ -22,8 +22,9 @@ SPECIAL_IDS, SPECIAL_PIECES = (43, 40, 41, 42), (48, 45, 46, 47)
 CHARSMAP = 2
 """Field of the normalisation rules: the compiled replacements."""
 
-EXTRA_SPACES, ESCAPED_SPACES = 4, 5
-"""Fields of the normalisation rules: whether a run of spaces becomes one, and a space U+2581; 1 if missing."""
+FIRST_SPACE, EXTRA_SPACES, ESCAPED_SPACES = 3, 4, 5
+"""Fields of the normalisation rules: whether a text gets a space in front, a run of spaces becomes one, and a space
+U+2581; 1 if missing."""
 
 KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 """Segmentation algorithms by their numbers in the training settings."""
@@ -110,6 +111,10 @@ class ModelFile:
     def with_charsmap(self, charsmap: bytes) -> "ModelFile":
         """Return the model with other normalisation rules; those for spaces stay."""
         return replace(self, normalizer=self.normalizer + _field(CHARSMAP, charsmap))
+
+    def without_first_space(self) -> "ModelFile":
+        """Return the model that adds no space before a text, so that it encodes text within a word or a sentence."""
+        return replace(self, normalizer=self.normalizer + _field(FIRST_SPACE, 0))
 
     def _setting(self, field: int) -> int | float | bytes | None:
         values = [value for number, value in _fields(self.trainer) if number == field]

@@ -42,6 +42,10 @@ class Notes:
     joined: Listed = Listed()
     fell_back: Listed = Listed()
     cleaned: Listed = Listed()
+    kept: Listed = Listed()
+    """A number for each glossary term in the translation of the line."""
+    missed: Listed = Listed()
+    """A number for each glossary term that the translation of the line lacks."""
 
     @classmethod
     def of(cls, translations: Sequence[Sequence[Translation]], first: int = 0) -> Self:
@@ -54,6 +58,8 @@ class Notes:
             joined=Listed.of(number for number, line in best if line.together > 1),
             fell_back=Listed.of(number for number, line in best if line.fell_back),
             cleaned=Listed.of(number for number, line in best if line.cleaned),
+            kept=Listed.of(n for n, line in best for _ in range(line.terms - line.missed)),
+            missed=Listed.of(number for number, line in best for _ in range(line.missed)),
         )
 
     @classmethod
@@ -95,4 +101,10 @@ class Notes:
                 f"of {self.joined.count:,} lines that were joined with others of their document, "
                 f"{self.fell_back.count:,} were translated one by one, because lines of their joined translation "
                 f"would not have been those of the source: {self.fell_back}"
+            )
+        if self.kept.count or self.missed.count:
+            lines = f"; a line for each missed term: {self.missed}" if self.missed.count else ""
+            yield (
+                f"{self.kept.count:,} of {self.kept.count + self.missed.count:,} glossary terms are in the "
+                f"translations{lines}"
             )

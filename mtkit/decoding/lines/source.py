@@ -12,6 +12,8 @@ from typing import Self
 
 from mtkit.data.lengths import Lengths
 from mtkit.data.prepared import Prepared
+from mtkit.decoding.contract import Term
+from mtkit.decoding.glossary import Glossary
 from mtkit.decoding.lines.splitting import split_sentences, split_to_fit
 from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.runs import Run
@@ -176,6 +178,8 @@ class SourceLines:
     """The numbers of the lines among all that are translated, from 0, which seed sampling; None: the indices."""
     prefixes: Sequence[str] | None = None
     """The text with which the translation of each line must begin, which may be empty; None: none is given."""
+    glossary: Glossary | None = None
+    """Terms that translations must contain; not for joined lines."""
 
     @classmethod
     def of(cls, lines: "SourceLines | Sequence[str]") -> "SourceLines":
@@ -195,6 +199,7 @@ class SourceLines:
             self.trained_on,
             [row if self.numbers is None else self.numbers[row] for row in rows],
             self.prefixes and [self.prefixes[row] for row in rows],
+            self.glossary,
         )
 
 
@@ -212,6 +217,8 @@ class Segment:
     """Index of the direction, if there are several."""
     prefix: tuple[int, ...] = ()
     """Given translations of its first lines, each with a break after it."""
+    terms: tuple[Term, ...] = ()
+    """The terms that its translation must contain."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +246,7 @@ class Source:
         text = SourceLines.of(text)
         self.lines, self._documents, self._tokenizer = text.lines, text.documents, tokenizer
         self._prefixes = text.prefixes
+        self._glossary = text.glossary
         self._usual = cache(text.trained_on.usual)
         directions = text.directions
         self._languages = [None] if directions is None else [languages_of(name)[0] for name in directions.names]
@@ -268,8 +276,9 @@ class Source:
     def segments(self, numbers: Iterable[int]) -> Iterator[Segment]:
         """The segments of the lines with these numbers: none for a blank line, several for a line that is split."""
         for number in numbers:
-            for part, (_, pieces) in enumerate(self.parts(number)):
-                yield self.segment(number, pieces, part)
+            for part, (text, pieces) in enumerate(self.parts(number)):
+                segment = self.segment(number, pieces, part)
+                yield segment if self._glossary is None else replace(segment, terms=self._glossary.terms(text))
 
     def parts(self, number: int) -> list[tuple[str, list[int]]]:
         """The texts into which a line is split, or the line itself, each with its pieces; none of a blank line.

@@ -16,6 +16,7 @@ from torch import Tensor
 from mtkit.attention.contract import close_gaps, reorder
 from mtkit.decoding.contract import Hypotheses, SourceBatch
 from mtkit.decoding.search.continuations import (
+    allowed_log_probs,
     begin,
     best_continuations,
     coverage_penalty,
@@ -24,6 +25,7 @@ from mtkit.decoding.search.continuations import (
     still_running,
 )
 from mtkit.decoding.search.endings import Lines
+from mtkit.decoding.search.terms import RequiredPieces, fewest_missed_first
 from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import BOS, EOS, PAD
@@ -32,11 +34,14 @@ from mtkit.text.tokenizer import BOS, EOS, PAD
 def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
     """The hypotheses (B, beam) of beam search, best first.
 
-    Of equally good continuations, one of the better hypothesis comes first, then one with a lower id.
+    Of equally good continuations, one of the better hypothesis comes first, then one with a lower id. With required
+    terms, hypotheses that lack the fewest are the best.
     """
-    beam, with_coverage = settings.beam, settings.coverage_penalty > 0
+    with_coverage = settings.coverage_penalty > 0
     prefixes = _Prefixes(batch, with_coverage)
-    ended, lines = _Ended(batch, beam), Lines(batch)
+    terms = None if batch.terms is None else RequiredPieces(batch, batch.terms, settings.beam)
+    beam = settings.beam if terms is None else terms.width
+    ended, lines = _Ended(batch, beam, settings.beam), Lines(batch)
     state = begin(model, batch, hypotheses=1)  # one hypothesis suffices: the first step makes several of it
     for step in range(batch.longest):
         batch.check()
@@ -47,10 +52,17 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
         if settings.no_repeat_ngram:
             forbid = partial(forbid_repeats, pieces=prefixes.pieces[..., :step], size=settings.no_repeat_ngram)
         endings = lines.endings(prefixes.token, prefixes.rows, step)
-        continuations = _Continuations(*best_continuations(logits, prefixes.log_prob, 2 * beam, endings, forbid))
+        if terms is None:
+            best = best_continuations(logits, prefixes.log_prob, 2 * beam, endings, forbid)
+        else:
+            log_probs = allowed_log_probs(logits, endings, forbid)
+            best = terms.best_continuations(log_probs, prefixes.log_prob, prefixes.rows, step)
+        continuations = _Continuations(*best)
         ended.add(continuations, prefixes, batch, step, settings.coverage_penalty, lines)
         parents = prefixes.extend(continuations, beam, step, finished=ended.full(prefixes.rows))
         lines.follow(prefixes.token, parents)
+        if terms is not None:
+            terms.follow(parents, prefixes.token)
         running = still_running(prefixes.done, step)
         if running is not None and not len(running):
             break
@@ -58,9 +70,14 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
             state, parents = close_gaps(state, running), parents[running]
             prefixes.keep(running)
             lines.keep(running)
+            if terms is not None:
+                terms.keep(running)
         if beam > 1:
             state = reorder(state, parents)
-    return ended.hypotheses(settings.length_penalty)
+    found = ended.hypotheses(settings.length_penalty)
+    if batch.terms is not None:
+        found = fewest_missed_first(found, batch, batch.terms)
+    return found.at(torch.arange(settings.beam, device=found.scores.device).expand(len(found.scores), -1))
 
 
 @dataclass
@@ -123,9 +140,10 @@ class _Ended:
     There are at most 2 * beam - 1: beam - 1 before the last step, and `beam` at it.
     """
 
-    def __init__(self, batch: SourceBatch, beam: int) -> None:
+    def __init__(self, batch: SourceBatch, beam: int, enough: int) -> None:
+        """A segment with `enough` of them, at most `beam`, is finished."""
         size, device = len(batch.limits), batch.source.device
-        self.beam = beam
+        self.beam, self.enough = beam, enough
         self.count = torch.zeros(size, dtype=torch.long, device=device)
         """(B,) their number."""
         self.pieces = torch.full((size, 2 * beam, batch.longest), PAD, device=device)
@@ -162,17 +180,14 @@ class _Ended:
         self.count[prefixes.rows] += ends.sum(1)
 
     def full(self, rows: Tensor) -> Tensor:
-        """Whether `beam` hypotheses of the segments `rows` (B',) have ended."""
-        return self.count[rows] >= self.beam
+        """Whether enough hypotheses of the segments `rows` (B',) have ended."""
+        return self.count[rows] >= self.enough
 
     def hypotheses(self, alpha: float) -> Hypotheses:
-        """The `beam` best of the ended hypotheses, ranked."""
-        pieces, log_probs, beam = self.pieces[:, :-1], self.log_prob[:, :-1], self.beam
+        """The ended hypotheses, ranked."""
+        pieces, log_probs = self.pieces[:, :-1], self.log_prob[:, :-1]
         scores = normalised(log_probs, (pieces != PAD).sum(-1), alpha) + self.coverage[:, :-1]
-        ranked = Hypotheses(pieces, log_probs, scores, self.astray[:, :-1]).ranked()
-        assert ranked.astray is not None
-        kept = (x[:, :beam] for x in (ranked.pieces, ranked.log_probs, ranked.scores, ranked.astray))
-        return Hypotheses(*kept)
+        return Hypotheses(pieces, log_probs, scores, self.astray[:, :-1]).ranked()
 
 
 def _of_parents(values: Tensor, parents: Tensor) -> Tensor:
