@@ -1,4 +1,4 @@
-"""`mtkit export`: write a run as a folder that another library loads without mtkit."""
+"""`mtkit export`: write a run as a folder or file that another library loads without mtkit."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +10,8 @@ from mtkit.cli.progress import note
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder.")],
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="huggingface or ctranslate2.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder; for argos, new file.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="huggingface, ctranslate2 or argos.")],
     name: RunName = None,
     run: RunFolder = None,
     checkpoint: Checkpoint = "best",
@@ -20,13 +20,15 @@ def export(
 
     huggingface: MarianMTModel (model.norm post) or PegasusForConditionalGeneration (model.norm pre), with
     MarianTokenizer. ctranslate2: ctranslate2.Translator, with sentencepiece models. Weights are safetensors or in
-    CTranslate2's format; README.md is the model card. If the library is installed, its tokens are compared with mtkit's
-    on 50 lines. If the format does not support a part of the model, the command fails and names it.
+    CTranslate2's format; README.md is the model card. argos: a package that Argos Translate and LibreTranslate
+    install, for runs with one direction and a joint vocabulary. If the library is installed, its tokens are compared
+    with mtkit's on 50 lines. If the format does not support a part of the model, the command fails and names it.
 
     \b
     Examples:
       mtkit export opus-mine --to huggingface --name mine
       mtkit export mine-ct2 --to ctranslate2 --run mtkit-runs/mine
+      mtkit export mine.argosmodel --to argos --name mine
     """
     from mtkit.interchange.exports import export_run
     from mtkit.runs import find_run

@@ -51,6 +51,11 @@ def translate(line):
 
 
 print(translate("..."))""",
+    "argos": """import argostranslate.package
+import argostranslate.translate
+
+argostranslate.package.install_from_path("FILE")
+print(argostranslate.translate.translate("...", "{source}", "{target}"))""",
 }
 """{format: Python code that translates with the run's decoding settings}. `length` includes the end of the source."""
 
@@ -63,10 +68,12 @@ def card(run: Run, checkpoint: str, to: str, compared: str, tag: str | None, cau
     """
     languages = dict.fromkeys(language for direction in run.directions for language in languages_of(direction))
     library, prefix, search = "transformers", f"{tag} " if tag else "", ""
-    if to == "ctranslate2":
+    if to != "huggingface":
         library, prefix, search = "ctranslate2", f'["{tag}"] + ' if tag else "", _search(run)
     model = CLASSES[run.recipe.model.norm][1]
-    use = USES[to].format(model=model, prefix=prefix, limit=_limit(run), search=search)
+    source, target = languages_of(run.directions[0])
+    code = {"model": model, "prefix": prefix, "limit": _limit(run), "search": search}
+    use = USES[to].format(**code, source=source, target=target)
     warning = f"{caution[0].upper()}{caution[1:]}.\n\n" if caution else ""
     parts = [
         "---\nlanguage:\n" + _bullets(languages),

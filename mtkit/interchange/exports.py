@@ -1,4 +1,4 @@
-"""Export of runs to folders that Hugging Face transformers or CTranslate2 loads without mtkit.
+"""Export of runs in formats that Hugging Face transformers, CTranslate2 or Argos Translate loads without mtkit.
 
 An export is checked: the library must find the tokens of mtkit's greedy search in float32.
 """
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mtkit.decoding.engines.selection import unsupported_part
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, did_you_mean, shown
-from mtkit.interchange import huggingface
+from mtkit.interchange import argos, huggingface
 from mtkit.interchange.card import card
 from mtkit.interchange.huggingface import CLASSES, CTRANSLATE2, HUGGINGFACE, models, spelled, tag_of
 from mtkit.model.network import Network
@@ -25,11 +26,11 @@ from mtkit.storage.files import write_text, writing
 from mtkit.text.text_files import Lines
 from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD, UNK
 
-MARKS = {"huggingface": HUGGINGFACE, "ctranslate2": CTRANSLATE2}
+MARKS = {"huggingface": HUGGINGFACE, "ctranslate2": CTRANSLATE2, "argos": CTRANSLATE2}
 """{format: its library's spelling of the special pieces}."""
 
-LIBRARIES = {"huggingface": "transformers", "ctranslate2": "ctranslate2"}
-"""{format: the library that loads it}."""
+LIBRARIES = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "argos": "ctranslate2"}
+"""{format: the library that loads the model}."""
 
 COMPARED = 50
 """Lines whose tokens are compared."""
@@ -61,7 +62,7 @@ class Exported:
     agreement: Agreement | None
     """None if the library that reads the folder is not installed."""
     caution: str
-    """Warning of what is lost if the library saves the model again; usually empty."""
+    """Warning of what the library loses or cannot do; usually empty."""
 
     @property
     def compared(self) -> str:
@@ -70,7 +71,9 @@ class Exported:
 
 
 def export_run(run: Run, to: str, folder: Path, *, checkpoint: str = "best") -> Exported:
-    """Write the new folder in the format "huggingface" or "ctranslate2", in float32, and compare its tokens.
+    """Write a new folder in the format "huggingface" or "ctranslate2", or a file in the format "argos".
+
+    Weights are float32, and the library's tokens are compared with mtkit's.
 
     Raises: MtkitError if the format does not support a part of the model, or if the folder exists; nothing is written.
     """
@@ -81,15 +84,21 @@ def export_run(run: Run, to: str, folder: Path, *, checkpoint: str = "best") -> 
     check, write = (huggingface.check, huggingface.write) if to == "huggingface" else (_check, _write)
     run.check_packages()
     check(run.recipe)
+    if to == "argos":
+        argos.check(run)
     name = run.checkpoint(checkpoint).name
     translator = Translator([run], checkpoint=name, device="cpu", dtype="float32")
-    with writing(folder) as temporary:
+    with writing(folder) as place, TemporaryDirectory() as scratch:
+        temporary = Path(scratch) / "model" if to == "argos" else place
         temporary.mkdir()
         write(run, translator.network, temporary)
         caution = huggingface.caution(run.recipe) if to == "huggingface" else ""
+        caution = argos.caution(run) if to == "argos" else caution
         exported = Exported(folder, name, compare(run, translator, temporary, to), caution)
         tag = tag_of(run, spelled(run.tokenizers.source, MARKS[to]))
         write_text(temporary / "README.md", card(run, name, to, exported.compared, tag, caution))
+        if to == "argos":
+            argos.pack(run, temporary, place)
     return exported
 
 
@@ -132,7 +141,7 @@ def compare(run: Run, translator: Translator, folder: Path, to: str) -> Agreemen
     names = spelled(run.tokenizers.target, MARKS[to])
     ours = [[names[piece] for piece in translations[place].pieces if piece != EOS] for place in places]
     longest = min(max(map(len, ours), default=0) + 8, run.recipe.model.max_length)
-    tokens = _with_ctranslate2 if to == "ctranslate2" else _with_transformers
+    tokens = _with_transformers if to == "huggingface" else _with_ctranslate2
     theirs = tokens(run, folder, [lines[place] for place in places], longest)
     differing = []
     for place, one, other in zip(places, ours, theirs, strict=True):
