@@ -160,6 +160,10 @@ def translate(
             metavar="FILE", help="Terms that translations must contain: source term, tab, target term on each line."
         ),
     ] = None,
+    markup: Annotated[
+        bool,
+        typer.Option("--markup", help="Carry inline tags and placeholders over to the translation by word alignments."),
+    ] = False,
     scores: Annotated[bool, typer.Option("--scores", help="Print score, tab, translation.")] = False,
     batch_tokens: Annotated[
         int | None, typer.Option(help="Maximum padded source pieces per batch, counted per hypothesis.")
@@ -189,6 +193,9 @@ def translate(
     words, also at the start of a sentence and in capitals. A line of the file with one column names a term that stays
     as it is. The terms that translations contain and lack are counted.
 
+    --markup translates the text of lines with tags (<b>, <x id="1"/>) and puts each tag around the words that belong
+    to its words. Placeholders ({name}, %s) and text with translate="no" stay as they are.
+
     --target prints the log-probability of each given translation. A run trained on documents scores it after the lines
     that precede it in its document, on both sides, as many as fit; the log-probability is of the line only.
 
@@ -207,6 +214,7 @@ def translate(
       mtkit translate --input text.en --output text.de --prefix beginnings.de
       mtkit translate --input text.en --output text.de --alignments text.en-de
       mtkit translate --input text.en --output text.de --glossary terms.tsv
+      mtkit translate --input page.en --output page.de --markup
       mtkit translate --input text.en --target text.de --word-scores > scores.jsonl
       mtkit translate --input text.en --output text.de --part 2/8
       mtkit translate --input text.en --output text.de --join
@@ -248,7 +256,7 @@ def translate(
         translator.directions(direction, 0)  # raises an error before anything is read or learned
     if shortlist:
         translator.shorten(lexicon_for(runs[0], prepared, shortlist), say=note)
-    heads = None if alignments is None else heads_for(translator, prepared)
+    heads = heads_for(translator, prepared) if alignments is not None or markup else None
     if input is None and target is None:
         _translate_sides(translator, sides, output, alignments, heads, joined=joined)
         return
@@ -284,6 +292,7 @@ def translate(
             scores=scores,
             alignments=alignments,
             heads=heads,
+            markup=markup,
             live=is_live(str(input)),
             part=this_part,
             say=note,

@@ -31,8 +31,8 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
     present = {name for name, value in options.items() if value or name in decoding}
     input, in_parts = options["input"], {"part", "join"} & present
     test_direction = {"direction"} if "test" in present else set()
-    prepared_data = {"side", "test"} | (set() if {"shortlist", "alignments"} & present else {"data"})
-    searching = {"alignments", "glossary", "scores", "shortlist", "prefix", *decoding} - {"batch_tokens"}
+    prepared_data = {"side", "test"} | (set() if {"shortlist", "alignments", "markup"} & present else {"data"})
+    searching = {"alignments", "glossary", "markup", "scores", "shortlist", "prefix", *decoding} - {"batch_tokens"}
     lacks_files = input in (None, "-") or options["output"] is None
 
     def refuse(names: Iterable[str], message: str) -> None:
@@ -42,7 +42,7 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
 
     if input is None:
         refuse(
-            {"scores", "direction", "document_ids", "prefix"} - test_direction,
+            {"scores", "markup", "direction", "document_ids", "prefix"} - test_direction,
             "{option} applies to --input only; give --input FILE too",
         )
     else:
@@ -203,7 +203,7 @@ def load_translator(runs: "Sequence[Run]", settings: "DecodingSettings", options
     )
     if glossary is not None:
         translator.require(glossary)
-    if options["alignments"] is not None:
+    if options["alignments"] is not None or options["markup"]:
         translator.check_links()
     return translator
 

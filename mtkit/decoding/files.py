@@ -15,17 +15,18 @@ from mtkit.decoding.contexts import ContextCounts, contexts_in_documents
 from mtkit.decoding.forced import Forced
 from mtkit.decoding.held_out import HeldOut, Speed, files_of, n_best_lines, save
 from mtkit.decoding.lines.chunks import chunks_of, live_chunks
-from mtkit.decoding.lines.notes import Notes
+from mtkit.decoding.lines.notes import Listed, Notes
 from mtkit.decoding.lines.parts import begin_part, part_lines
 from mtkit.decoding.lines.source import Directions, ids_by_blank_lines
 from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
-from mtkit.decoding.word_alignment import Heads, pharaoh
+from mtkit.decoding.word_alignment import Heads, Links, pharaoh
 from mtkit.decoding.word_scores import score_words
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.storage.files import check_outputs, inside, is_device, json_text
 from mtkit.storage.jobs import Item, Part, open_job
+from mtkit.text.markup import parse, restore
 from mtkit.text.text_files import Lines, Span
 
 SIDE_CHUNK = 1_000
@@ -47,6 +48,7 @@ def translate_file(
     scores: bool = False,
     alignments: Path | BinaryIO | None = None,
     heads: Heads | None = None,
+    markup: bool = False,
     live: bool = False,
     part: Part | None = None,
     say: Callable[[str], object] = lambda message: None,
@@ -61,7 +63,8 @@ def translate_file(
     line too: the links between its words and the words of its translation (`mtkit.decoding.word_alignment`), by these
     `heads`, or by the mean of the last layer's.
 
-    Each translation begins with its line of `prefixes`, which may be empty.
+    Each translation begins with its line of `prefixes`, which may be empty. With `markup`, inline tags are carried over
+    by the same links (`mtkit.text.markup`).
 
     `direction` is required for a run with several. With `documents`, lines of a document are translated together;
     None: as trained. Documents are separated by blank lines or given by `document_ids`, one per line. `say` gets
@@ -76,7 +79,7 @@ def translate_file(
     heads = Heads() if heads is None else heads
     outputs = [output] if alignments is None else [output, alignments]
     _check_outputs(outputs, [source, document_ids, prefixes], part)
-    if alignments is not None:
+    if alignments is not None or markup:
         translator.check_links()
     single = {"scores": scores, "prefixes": prefixes is not None, "glossary": translator.has_glossary}
     joins = joins_documents(translator.runs, documents, translator.settings, **single, say=say)
@@ -87,7 +90,8 @@ def translate_file(
         "documents": joins and ("blank lines" if ids is None else _name(ids, "ids")),
         "scores": scores,
         "prefixes": None if prefixes is None else _name(prefixes, "prefixes"),
-        "heads": None if alignments is None else [heads.members, heads.shifted],
+        "markup": markup,
+        "heads": None if alignments is None and not markup else [heads.members, heads.shifted],
     }
     span = None
     if part is not None:
@@ -111,13 +115,22 @@ def translate_file(
             first, texts, *others = offset + chunk.first, *map(list, zip(*chunk.items, strict=True))
             joined = (others[0] if ids is not None else ids_by_blank_lines(texts)) if joins else None
             begun = others[0] if prefixes is not None else None
+            marked = [*map(parse, texts)] if markup else []
+            texts = [line.text for line in marked] or texts
             lines = translator.source(texts, direction=direction, documents=joined, prefixes=begun, first=first)
             translations = translator.translate(lines, on_progress=on_progress)
+            found, links = Notes.of(translations, first), list[Links]()
+            if alignments is not None or markup:
+                links = translator.links(lines, [best for best, *_ in translations], heads)
+            if markup:
+                rows = zip(marked, translations, links, strict=True)
+                translations = [[replace(best, text=restore(line, best.text, its))] for line, (best, *_), its in rows]
+                unnested = (number for number, line in enumerate(marked, first + 1) if not line.is_nested)
+                found += Notes(unnested=Listed.of(unnested))
             written: list[Iterable[str]] = [output_lines(translations, first, translator.settings, scores=scores)]
             if alignments is not None:
-                best = [translation for translation, *_ in translations]
-                written.append(map(pharaoh, translator.links(lines, best, heads)))
-            job.write(chunk, written, Notes.of(translations, first))
+                written.append(map(pharaoh, links))
+            job.write(chunk, written, found)
     return job.notes
 
 

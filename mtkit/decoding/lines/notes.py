@@ -46,6 +46,8 @@ class Notes:
     """A number for each glossary term in the translation of the line."""
     missed: Listed = Listed()
     """A number for each glossary term that the translation of the line lacks."""
+    unnested: Listed = Listed()
+    """Lines whose tags are not nested."""
 
     @classmethod
     def of(cls, translations: Sequence[Sequence[Translation]], first: int = 0) -> Self:
@@ -101,6 +103,11 @@ class Notes:
                 f"of {self.joined.count:,} lines that were joined with others of their document, "
                 f"{self.fell_back.count:,} were translated one by one, because lines of their joined translation "
                 f"would not have been those of the source: {self.fell_back}"
+            )
+        if self.unnested.count:
+            yield (
+                "tags of these lines are not nested: each was carried over by itself, and its translation may not be "
+                f"nested either: {self.unnested}"
             )
         if self.kept.count or self.missed.count:
             lines = f"; a line for each missed term: {self.missed}" if self.missed.count else ""
