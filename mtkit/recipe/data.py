@@ -17,14 +17,15 @@ class Corpus(Settings):
 
     source: Path | str | None = None
     """Text file of the source side, one segment per line (.gz too). With `file` or `dataset`, the source column: its
-    name (`translation.en` if nested), or its number from 1 in a TSV file without a header."""
+    name (`translation.en` if nested), its number from 1 in a TSV file without a header, or the language in a TMX file.
+    """
     target: Path | str | None = None
     """Text file or column of the target side."""
     translated_by: Path | None = None
     """Run (name or folder) that translates the given side into the missing side: into the target for sequence-level
     distillation, into the source for back-translation. Only for training corpora."""
     file: Path | None = None
-    """One file with both sides: .tsv, .jsonl or .parquet; .tsv.gz and .jsonl.gz too."""
+    """One file with both sides: .tsv, .jsonl, .tmx or .parquet; .tsv.gz, .jsonl.gz and .tmx.gz too."""
     dataset: str | None = None
     """Data set: its name on the Hugging Face hub, or a folder saved by `datasets`."""
     subset: str | None = None

@@ -15,6 +15,7 @@ from mtkit.terminal import ProgressBar, silent
 from mtkit.text.characters import ODDITIES
 from mtkit.text.tables import Rows, dataset_rows, jsonl_rows, parquet_rows, tsv_rows
 from mtkit.text.text_files import Lines, Repairs, count_lines, find_span
+from mtkit.text.tmx import tmx_rows
 
 EMPTY_LINES = "empty-lines"
 """Value of a corpus's `documents`: lines that are empty on both sides end documents."""
@@ -133,7 +134,11 @@ def _table_rows(corpus: Corpus, repairs: Repairs) -> Rows:
         return jsonl_rows(corpus.file, columns, repairs, gaps=gaps)
     if corpus.file.suffix == ".parquet":
         return parquet_rows(corpus.file, columns, repairs)
-    raise DataError(f"{corpus.file} has an unknown format; give .tsv, .jsonl (either with .gz) or .parquet")
+    if kind == ".tmx" and corpus.documents is not None:
+        raise DataError(f"{corpus.file}: a translation memory has no documents; leave documents of the corpus out")
+    if kind == ".tmx":
+        return tmx_rows(corpus.file, columns, repairs)
+    raise DataError(f"{corpus.file} has an unknown format; give .tsv, .jsonl, .tmx (each with .gz too) or .parquet")
 
 
 def _unequal(paths: list[Path]) -> DataError:
