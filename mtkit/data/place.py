@@ -121,4 +121,4 @@ def _paths(corpus: Corpus) -> list[Path]:
     if corpus.dataset is not None:
         return [Path(corpus.dataset)]
     documents = None if corpus.documents == EMPTY_LINES else corpus.documents
-    return [Path(str(path)) for path in (corpus.source, corpus.target, documents) if path is not None]
+    return [Path(str(path)) for path in (corpus.source, corpus.target, documents, corpus.scores) if path is not None]

@@ -161,6 +161,7 @@ def _repairs(inputs: dict[str, Any]) -> list[str]:
         "carriage_returns": "carriage returns at line ends dropped",
         "byte_order_marks": "byte order marks dropped",
         "inner_newlines": "newlines within a field made spaces",
+        "low_scores": "pairs with a score below least_score left out",
         "inner_carriage_returns": "carriage returns within lines",
         "line_separators": "U+2028 and U+2029 within lines",
     }

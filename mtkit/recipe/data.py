@@ -39,6 +39,11 @@ class Corpus(Settings):
     """Stream the data set from the hub instead of storing it on disk."""
     documents: Path | str | None = None
     """Document boundaries: `empty-lines`, a text file with one document id per line, or a column."""
+    scores: Path | str | None = None
+    """Scores of the pairs, higher for better ones, as bicleaner and language identification write them: a text file
+    with a number per line, or a column. Only for training corpora."""
+    least_score: float | None = Field(default=None, allow_inf_nan=False)
+    """Leave out pairs with a lower score. Requires `scores`."""
     direction: str | None = None
     """Translation direction, e.g. `en-fr`. Default: the recipe's source and target language."""
     weight: PositiveFloat = 1.0
@@ -49,7 +54,7 @@ class Corpus(Settings):
         if self.file is not None and self.dataset is not None:
             raise ValueError("a corpus has either file or dataset, not both")
         if self.sacrebleu is not None:
-            others = ("source", "target", "file", "dataset", "translated_by", "documents")
+            others = ("source", "target", "file", "dataset", "translated_by", "documents", "scores")
             if given := [name for name in others if getattr(self, name) is not None]:
                 raise ValueError(f"sacrebleu already provides the corpus's text; leave {given[0]} out")
         elif self.translated_by is not None:
@@ -64,6 +69,8 @@ class Corpus(Settings):
         elif self.source is None or self.target is None:
             what = "columns" if self.file or self.dataset else "files"
             raise ValueError(f"a corpus needs source and target: its two {what}")
+        if (self.scores is None) != (self.least_score is None):
+            raise ValueError("scores and least_score of a corpus go together; give both, or neither")
         if self.dataset is None:
             for name in ("subset", "split", "streaming"):
                 if getattr(self, name) != type(self).model_fields[name].default:
@@ -267,6 +274,10 @@ class DataSettings(Settings):
                 if corpus.weight != 1:
                     raise ValueError(
                         f"the {name} side has a weight, which applies to training corpora only; leave it out"
+                    )
+                if corpus.scores is not None:
+                    raise ValueError(
+                        f"the {name} side has scores, which apply to training corpora only; held-out sides stay whole"
                     )
                 if corpus.translated_by is not None:
                     raise ValueError(

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from mtkit.errors import DataError
+from mtkit.errors import DataError, shown
 from mtkit.recipe.data import Corpus
 from mtkit.terminal import ProgressBar, silent
 from mtkit.text.characters import ODDITIES
@@ -59,8 +59,11 @@ def number_documents(pairs: Iterable[SegmentPair]) -> Iterator[SegmentPair]:
 
 
 def plain_files(corpus: Corpus) -> list[Path] | None:
-    """Return a corpus's text files if reading may begin in their middle; None for tables, .gz files and pipes."""
-    if _table(corpus) is not None:
+    """Return a corpus's text files if reading may begin in their middle and gives all lines.
+
+    None for tables, .gz files, pipes, and corpora whose pairs are left out by score.
+    """
+    if _table(corpus) is not None or corpus.scores is not None:
         return None
     paths = _paths(corpus)
     return paths if all(path.suffix != ".gz" and path.is_file() for path in paths) else None
@@ -94,9 +97,9 @@ def _table(corpus: Corpus) -> str | None:
 
 
 def _paths(corpus: Corpus) -> list[Path]:
-    """Return the two text files, and the file with the document ids if there is one."""
+    """Return the two text files, and the files with the document ids and the scores if there are any."""
     documents = None if corpus.documents == EMPTY_LINES else corpus.documents
-    return [Path(str(path)) for path in (corpus.source, corpus.target, documents) if path is not None]
+    return [Path(str(path)) for path in (corpus.source, corpus.target, documents, corpus.scores) if path is not None]
 
 
 def _parallel_pairs(corpus: Corpus, repairs: Repairs, rows: range | None = None) -> Iterator[SegmentPair]:
@@ -104,14 +107,15 @@ def _parallel_pairs(corpus: Corpus, repairs: Repairs, rows: range | None = None)
     spans = [None if rows is None else find_span(path, rows.start, rows.stop) for path in paths]
     lines = [Lines(path, repairs, span) for path, span in zip(paths, spans, strict=True)]
     try:
-        for number, texts in enumerate(zip(*lines, strict=True), start=1 if rows is None else rows.start + 1):
+        numbered = enumerate(zip(*lines, strict=True), start=1 if rows is None else rows.start + 1)
+        for number, texts in _well_scored(numbered, corpus, repairs):
             yield SegmentPair(number, *texts)
     except ValueError as error:
         raise _unequal(paths) from error
 
 
 def _table_pairs(corpus: Corpus, repairs: Repairs) -> Iterator[SegmentPair]:
-    for line, cells in _table_rows(corpus, repairs):
+    for line, cells in _well_scored(_table_rows(corpus, repairs), corpus, repairs):
         source, target = cells[:2]
         if not isinstance(source, str) or not isinstance(target, str):
             side: Literal["source", "target"] = "target" if isinstance(source, str) else "source"
@@ -119,10 +123,38 @@ def _table_pairs(corpus: Corpus, repairs: Repairs) -> Iterator[SegmentPair]:
         yield SegmentPair(line, source, target, *cells[2:])
 
 
+_Cells = TypeVar("_Cells", bound=Sequence[Any])
+
+
+def _well_scored(
+    rows: Iterable[tuple[int, _Cells]], corpus: Corpus, repairs: Repairs
+) -> Iterator[tuple[int, _Cells | Sequence[Any]]]:
+    """Yield the rows without their last cell, the score, if it is high enough; the same rows of an unscored corpus.
+
+    Blank rows are kept, as they end documents. Raises: DataError for a score that is not a number.
+    """
+    if corpus.least_score is None:
+        yield from rows
+        return
+    for line, (*cells, cell) in rows:
+        try:
+            score = float(cell)
+        except (TypeError, ValueError):
+            score = math.nan
+        blank = not any(str(cell).strip() for cell in cells[:2])
+        if not blank and math.isnan(score):
+            name = corpus.scores if _table(corpus) is None else f"{_table(corpus)}, column {corpus.scores}"
+            raise DataError(f"{name}, line {line}: {shown(str(cell)[:40])} is not a score; give a number per line")
+        if blank or score >= corpus.least_score:
+            yield line, cells
+        else:
+            repairs.low_scores += 1
+
+
 def _table_rows(corpus: Corpus, repairs: Repairs) -> Rows:
-    """Read source, target, and the document id if a column holds it."""
+    """Read source and target, and the document id and the score if columns hold them."""
     gaps = corpus.documents == EMPTY_LINES
-    names = (corpus.source, corpus.target, None if gaps else corpus.documents)
+    names = (corpus.source, corpus.target, None if gaps else corpus.documents, corpus.scores)
     columns = [str(column) for column in names if column is not None]
     if corpus.file is None:
         split, streaming = corpus.split, corpus.streaming
@@ -144,7 +176,7 @@ def _table_rows(corpus: Corpus, repairs: Repairs) -> Rows:
 def _unequal(paths: list[Path]) -> DataError:
     """Return the error about files of one corpus that differ in their number of lines."""
     counts = [sum(1 for _ in Lines(path)) for path in paths]
-    (source, target), ids = paths[:2], paths[2:]
+    source, target, *others = paths
     if counts[0] != counts[1]:
         line = first_suspicious(zip(Lines(source), Lines(target), strict=False))
         hint = f"they seem to part at about line {line:,}" if line else "no line looks like the first that is off"
@@ -152,11 +184,12 @@ def _unequal(paths: list[Path]) -> DataError:
             f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}; {hint}; "
             f"line N of one must translate line N of the other, so give two files that belong together"
         )
-    if ids and counts[2] != counts[0]:
-        return DataError(
-            f"{ids[0]} has {counts[2]:,} lines and {source} has {counts[0]:,}; "
-            f"line N of the first must be the id of the document that line N of the other belongs to"
-        )
+    for path, count in zip(others, counts[2:], strict=True):
+        if count != counts[0]:
+            return DataError(
+                f"{path} has {count:,} lines and {source} has {counts[0]:,}; "
+                f"line N of the first must be the id of the document, or the score, of line N of the other"
+            )
     return DataError(f"{source} or {target} changed while it was read; run the command again")
 
 
@@ -271,6 +304,8 @@ class Facts:
     inner_newlines: int
     line_separators: int
     """Characters U+2028 and U+2029, which look like line ends and stay in the text."""
+    low_scores: int = 0
+    """Pairs left out because their score is below `least_score`."""
     inner_carriage_returns: int = 0
     """Carriage returns within a line, which stay in the text; old Macintosh files end lines with them."""
     oddities: dict[str, dict[str, list[int]]] = field(default_factory=dict)

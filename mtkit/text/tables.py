@@ -15,8 +15,8 @@ import pyarrow as pa
 from mtkit.errors import DataError, shown
 from mtkit.text.text_files import Lines, Repairs, open_file
 
-Cell = str | int
-"""A value of a row: text, or a number that may be a document id."""
+Cell = str | int | float
+"""A value of a row: text, or a number that may be a document id or a score."""
 
 Rows = Iterator[tuple[int, list[Cell]]]
 """The number of each row, from 1 (of a text file, of its line), and its values."""
@@ -122,7 +122,7 @@ def _json_value(row: dict[str, Any], column: str, where: str) -> Cell:
         if not isinstance(value, dict) or key not in value:
             raise DataError(f"{where}: no key {shown(column)}; there is {', '.join(row)[:200] or 'none'}")
         value = value[key]
-    if not isinstance(value, str | int) or isinstance(value, bool):
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
         raise DataError(f"{where}: {shown(column)} holds {_json_type(value)}, not text")
     return value
 
@@ -184,7 +184,7 @@ def _column_values(batch: pa.RecordBatch | pa.Table, column: str, name: str, bef
 
 
 def _check_column(schema: pa.Schema, column: str, name: str) -> None:
-    """Raises: DataError if a column is missing, or holds neither text nor whole numbers (for ids)."""
+    """Raises: DataError if a column is missing, or holds neither text nor numbers (for ids and scores)."""
     kind: Any = None
     fields: Any = schema
     for part in _column_path(schema, column):
@@ -196,7 +196,7 @@ def _check_column(schema: pa.Schema, column: str, name: str) -> None:
         fields = kind if pa.types.is_struct(kind) else ()
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if str(kind) not in _TEXT and not pa.types.is_integer(kind):
+    if str(kind) not in _TEXT and not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
         raise DataError(f"{name}: column {column} holds {kind}, not text; there is {', '.join(_leaves(schema))[:200]}")
 
 

@@ -35,6 +35,8 @@ class Repairs:
     """Byte order marks dropped at the start of a file."""
     inner_newlines: int = 0
     """Fields with a newline, which was replaced by a space, or dropped at the end."""
+    low_scores: int = 0
+    """Pairs left out because their score is below the corpus's `least_score`."""
 
 
 @dataclass(frozen=True)
