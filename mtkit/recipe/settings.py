@@ -227,6 +227,9 @@ class TrainingSettings(Settings):
     batch_tokens: PositiveInt = 2_048
     """Maximum padded pieces per batch, of the longer side. With subword sampling, the rows of a batch are chosen by
     their pieces before sampling."""
+    corpus_temperature: PositiveFloat = 1.0
+    """Temperature of sampling over several corpora: their shares of an epoch are proportional to size ^ (1 /
+    temperature), weights included. 1 keeps their sizes; larger values repeat small corpora and draw from large ones."""
     accumulate: PositiveInt = 1
     """Batches per update. Each token has the same weight in the summed gradient."""
     max_updates: PositiveInt | None = None

@@ -133,6 +133,23 @@ class _GlobalBatch:
     places: np.ndarray
 
 
+def tempered(weights: Sequence[float], segments: Sequence[int], temperature: float) -> list[float]:
+    """Return the weights of corpora whose shares of an epoch are proportional to size ^ (1 / temperature).
+
+    The size of a corpus is its weight times its segments. Their sum, the size of an epoch, does not change. The mix of
+    languages of multilingual BERT and of Arivazhagan et al. (2019, arXiv 1907.05019).
+    """
+    sizes = np.multiply(weights, segments)
+    used = sizes > 0
+    if temperature == 1 or not used.any():
+        return list(weights)
+    logarithms = np.log(sizes[used]) / temperature
+    shares = np.exp(logarithms - logarithms.max())
+    result = np.array(weights, dtype=np.float64)
+    result[used] *= shares / shares.sum() * sizes.sum() / sizes[used]
+    return result.tolist()
+
+
 class DataLoader:
     """Divides the training side into updates; finds any starting place without going through the data before it."""
 
@@ -145,7 +162,9 @@ class DataLoader:
         self._seed = recipe.seed
         self._world = world
         corpora, text = prepared.settings.train, prepared.folder / "text" / "train.en"
-        self._weights = [corpus.weight for corpus in corpora]
+        counts = [corpus["segments"] for corpus in prepared.record["sides"]["train"]["corpora"]]
+        weights = [corpus.weight for corpus in corpora]
+        self._weights = tempered(weights, counts[: len(weights)], recipe.training.corpus_temperature)
         self._source_names = [name_of(corpus, "source") for corpus in corpora] or [str(text)]
         tokenizer = prepared.settings.tokenizer
         strength = sampling_strength(
