@@ -3,6 +3,9 @@
 import os
 import shlex
 import sys
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -96,6 +99,10 @@ def train(
     ] = None,
     device: Device = "auto",
     threads: Threads = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print sizes, memory and estimated minutes of a new run, and write nothing."),
+    ] = False,
 ) -> None:
     """Train a model on prepared data, or resume its training.
 
@@ -107,6 +114,7 @@ def train(
       mtkit train --attention longformer
       mtkit train --attention full:2+band:2 --attention-option band.window_radius=16
       mtkit train --preset small --max-minutes 10
+      mtkit train --preset base --dry-run
       mtkit train --model rnn
       torchrun --nproc-per-node 8 -m mtkit train --preset base
     """
@@ -161,16 +169,22 @@ def train(
             f"({'; '.join(changed[:3])}) and is not changed; to replace it: "
             f"mtkit prepare --recipe {shlex.quote(str(recipe))} --overwrite"
         )
-    outcome = run_training(
-        settings,
-        prepared,
-        folder,
-        command=["mtkit", *sys.argv[1:]],
-        device=device,
-        init_from=source,
-        say=typer.echo,
-        progress=through,
-    )
+    with ExitStack() as stack:
+        if dry_run:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="mtkit-dry-run-"))) / folder.name
+        outcome = run_training(
+            settings,
+            prepared,
+            folder,
+            command=["mtkit", *sys.argv[1:]],
+            device=device,
+            init_from=source,
+            say=typer.echo,
+            progress=through,
+            preview=dry_run,
+        )
+    if dry_run:
+        typer.echo("dry run: nothing was written")
     if outcome.signal is not None:
         raise typer.Exit(128 + outcome.signal)
 

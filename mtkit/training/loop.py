@@ -1,7 +1,7 @@
 """The training loop: start or resume a run, update, validate, write checkpoints, and stop."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
@@ -11,7 +11,7 @@ import numpy as np
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.evaluation.scores import missing_tokenizer
-from mtkit.memory import OOM_ERRORS, forget_peak, is_oom
+from mtkit.memory import OOM_ERRORS, forget_peak, in_words, is_oom, peak_bytes
 from mtkit.model.adaptation import frozen_state, train_in_part, trained_names
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.initial_embeddings import InitialEmbeddings
@@ -39,6 +39,9 @@ from mtkit.training.validation import (
 )
 from mtkit.training.world import World
 
+PREVIEWED, PREVIEW_SECONDS = 3, 10.0
+"""Minimum updates and seconds of a preview."""
+
 AGAIN = "the same command resumes it"
 """Advice printed after a signal."""
 
@@ -53,12 +56,14 @@ def train(
     init_from: Run | None = None,
     say: Say = lambda line: None,
     progress: ProgressBar = silent,
+    preview: bool = False,
 ) -> Outcome:
     """Train the recipe's model in the run folder, from the beginning or from its last checkpoint.
 
     Under torchrun all processes train one model on the same global batches, and the first one writes. `command` is
     recorded; `init_from` is a run whose best weights a new run starts with; `say` prints lines for the user; its
-    OSError is ignored. `progress` is for reading word vectors.
+    OSError is ignored. `progress` is for reading word vectors. With `preview`, a new run makes its first updates to
+    measure them; the folder is then of no further use.
 
     Raises: RunError if the run in the folder has other settings, a checkpoint is damaged, the loss is not finite, or
     a limit is reached before the first update; DataError without training pairs; RecipeError and MtkitError if the
@@ -105,7 +110,15 @@ def train(
                 if embedded:
                     record(folder, "embeddings", [asdict(table) for table in embedded])
             world.agree()  # the others wait until the folder is complete
-            return training.run()
+            try:
+                return training.preview() if preview else training.run()
+            except OOM_ERRORS as error:
+                if not is_oom(error):
+                    raise
+                raise RunError(
+                    f"out of memory on {world.device} at update {training.progress.update + 1}; "
+                    "halve --batch-tokens and double --accumulate, under another --name"
+                ) from error
 
 
 class Training:
@@ -149,9 +162,7 @@ class Training:
 
     def run(self) -> Outcome:
         """Train from the last checkpoint, or from the start, until a limit or a signal."""
-        self.precision = resolve_precision(self.recipe, self.folder, self.model, self.data, self.world, self.say)
-        self.updater.precision = self.precision
-        self.limits = Limits(self.recipe.training, self.data.updates_per_epoch, self._flops_per_token())
+        self._set_limits()
         self._restore()
         self._introduce()
         begin, earlier = monotonic(), self.progress.seconds
@@ -177,18 +188,45 @@ class Training:
                     return self._finish(limit, first)
                 else:
                     self._update(batches)
-        except OOM_ERRORS as error:
-            if not is_oom(error):
-                raise
-            raise RunError(
-                f"out of memory on {self.world.device} at update {self.progress.update + 1}; "
-                "halve --batch-tokens and double --accumulate, under another --name"
-            ) from error
         finally:
             batches.close()  # ends its thread now, not when an error's frames are freed
             self.line.close()
             if self.metrics is not None:
                 self.metrics.close()
+
+    def preview(self) -> Outcome:
+        """Make the first updates for some seconds, and print the time and memory that the training would take."""
+        self._set_limits()
+        self._introduce()
+        self.updater.dry_run(self.data.largest())  # later batches need no more memory
+        first, begin, stop, signal = self.progress, monotonic(), 0, 0
+        with closing(self.data.updates(0, 0)) as updates:
+            while not stop and not signal and not self.limits.reached(self.progress):
+                work, number = next(updates), self.progress.update + 1
+                if number == 2:  # libraries are initialised in the first
+                    first, begin = self.progress, monotonic()
+                self.updater.run(work, number, rate=self.schedule(number, 0.0), total_updates=number)
+                self.progress = self.progress.after_update(work.epoch, work.batch, work.tokens)
+                self.updater.first_failed()  # waits for the device
+                seconds = monotonic() - begin
+                enough = number >= PREVIEWED and seconds >= PREVIEW_SECONDS
+                stop, signal = map(int, self.world.agree(enough, self.interruption.signal or 0))
+        if made := self.progress.update - first.update:
+            tokens = (self.progress.tokens - first.tokens) / seconds
+            self.say(
+                f"{seconds / made:.3g} s per update and {tokens:,.0f} target tokens/s in {made} updates; "
+                f"peak memory {in_words(peak_bytes(self.world.device))}"
+            )
+            left = self.limits.seconds_left(Progress(), seconds / made)
+            spent = "no end" if left is None else f"{left / 60:,.1f} minutes"
+            self.say(f"estimate until {self.limits.describe()}, without validation and checkpoints: {spent}")
+        return Outcome(self.folder, self.progress, None, self.progress.update, signal or None)
+
+    def _set_limits(self) -> None:
+        """Choose the precision, and compute the limits of the training."""
+        self.precision = resolve_precision(self.recipe, self.folder, self.model, self.data, self.world, self.say)
+        self.updater.precision = self.precision
+        self.limits = Limits(self.recipe.training, self.data.updates_per_epoch, self._flops_per_token())
 
     def _flops_per_token(self) -> float | None:
         """The FLOPs per target token, which a limit of FLOPs needs: as recorded, or counted by the first process."""

@@ -16,7 +16,7 @@ OPTIONS = {
     "attention", "encoder-attention", "decoder-attention", "cross-attention",
     "attention-option", "init-from", "max-updates", "max-epochs", "max-tokens", "max-flops", "max-minutes",
     "batch-tokens", "accumulate",
-    "peak-rate", "tokenize", "seed", "precision", "device", "threads", "reversible", "help",
+    "peak-rate", "tokenize", "seed", "precision", "device", "threads", "reversible", "dry-run", "help",
 }  # fmt: skip
 
 
@@ -137,6 +137,15 @@ def test_without_prepared_data_it_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     assert isinstance(error, DataError)
     assert "mtkit prepare" in str(error)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_is_of_a_folder_that_is_removed(call: Any) -> None:
+    code, seen = call("--dry-run", "--name", "one")
+    assert (code, seen["preview"]) == (0, True)
+    assert seen["folder"].name == "one"
+    assert not seen["folder"].parent.exists()
+    assert "nothing was written" in seen["output"]
+    assert call()[1]["preview"] is False
 
 
 def test_the_list_of_options_does_not_grow_by_accident() -> None:
