@@ -77,6 +77,19 @@ def mean(rows: Tensor, there: Tensor | None = None) -> Tensor:
     return (total / there.sum(-1, keepdim=True).clamp(min=1)).type_as(rows)
 
 
+def span_means(x: Tensor, spans: Spans) -> Tensor:
+    """Return the means (..., P, K) of the complete spans of x (..., T, K), whose size is a multiple of the stride.
+
+    They are sums of strides: the gradient of overlapping views would be added up number by number.
+    """
+    count, inside = spans.closed(x.shape[-2]), spans.size // spans.stride
+    strides = upcast(x)[..., : (count + inside - 1) * spans.stride, :].unflatten(-2, (-1, spans.stride)).sum(-2)
+    total = strides[..., :count, :]
+    for other in range(1, inside):
+        total = total + strides[..., other : other + count, :]
+    return (total / spans.size).type_as(x)
+
+
 def convolution(weight: Tensor, bias: Tensor | None = None) -> Pool:
     """Return a pool that sums, over the places of a span, the row times that place's matrix; rows that do not count are
     zero.

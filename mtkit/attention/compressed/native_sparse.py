@@ -27,18 +27,17 @@ from torch.nn import functional as F
 from mtkit.attention.bases.caches import append, picked, places_in_blocks, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.pattern_attention import PatternGroup
-from mtkit.attention.compressed._spans import Pool, Spans, append_row, mean, start_spans
+from mtkit.attention.compressed._block_choice import BlockChoice, attend_and_choose
+from mtkit.attention.compressed._spans import Pool, Spans, append_row, mean, span_means, start_spans
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
-from mtkit.attention.kernels.chosen_blocks import FORCED, Near, attend_chosen, best_blocks
-from mtkit.attention.kernels.dot_product import attend, attend_step, expand_heads, safe_softmax, scores_of, upcast
+from mtkit.attention.kernels.chosen_blocks import Near, attend_chosen
+from mtkit.attention.kernels.dot_product import attend, attend_step, expand_heads, safe_softmax, upcast
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.kernels.reproducible import replay_choice
 from mtkit.attention.options import OneOf, Positive, refused
 from mtkit.attention.slots import OWN_VECTORS
 
 COMPRESS = ("mean", "mlp")
-WEIGHTS_AT_ONCE = 1 << 19
-"""Weights of compressed blocks that are held at a time to select blocks."""
 OPEN, CLOSED = 2.0, -2.0
 """First biases of the gates."""
 
@@ -107,6 +106,7 @@ class NativeSparse(HeadAttention):
         if block > selected_block:
             raise refused("block", block, f"be at most selected_block = {selected_block}")
         self.spans, self.size, self.selected = Spans(block, stride), selected_block, selected
+        self.choice = BlockChoice(self.spans, selected_block, selected, site.causal)
         self.branches = ("compressed", "selected", "window")[: 2 if site.role == "cross" else 3]
         for name in self._copies:
             first = getattr(self, self._copies[name])
@@ -147,23 +147,26 @@ class NativeSparse(HeadAttention):
         return list(gates.permute(2, 0, 3, 1).unsqueeze(-1))
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Add the branches; importance is computed for some of the queries at a time."""
+        """Add the branches; blocks are selected by weights if there are more than `selected`."""
         query, valid = inputs.query, inputs.context_valid
         how: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout}
         k, v = self.keys_values(inputs.context)
         plain, q = self._both_queries(query)
         q = q.type_as(v)
         keys, values = self._compressed(inputs.context)
-        seen = self._seen(inputs, keys.shape[2])
-        compressed = torch.zeros_like(q) if not keys.shape[2] else None
-        if compressed is None:
-            compressed, _ = attend(plain.type_as(values), keys.type_as(values), values, valid=seen, **how)
-        how |= {"causal": self.site.causal, "valid": valid}
-        if k.shape[2] <= self.selected * self.size:
-            selected, _ = attend(q, k.type_as(v), v, **how)
-        else:
-            chosen = self._chosen(inputs, plain, keys, seen)
+        if k.shape[2] > self.selected * self.size:
+            over: dict[str, Any] = {"length": k.shape[2], "self_role": inputs.memory is None, "valid": valid}
+            compressed, chosen = attend_and_choose(plain, keys, values, self.choice, **how, **over)
+            chosen = replay_choice(chosen, -(-k.shape[2] // self.size) + 1)
+            how |= {"causal": self.site.causal, "valid": valid}
             selected = attend_chosen(q, k.type_as(v), v, chosen, self.size, near=self._forced, **how)
+        else:
+            compressed = torch.zeros_like(q)
+            if keys.shape[2]:
+                seen = self._seen(inputs, keys.shape[2])
+                compressed, _ = attend(plain.type_as(values), keys.type_as(values), values, valid=seen, **how)
+            how |= {"causal": self.site.causal, "valid": valid}
+            selected, _ = attend(q, k.type_as(v), v, **how)
         outputs = [compressed, selected]
         if "window" in self.branches:
             outputs.append(self.near.attend(q, *self._window_keys_values(query), **how)[0])
@@ -193,6 +196,8 @@ class NativeSparse(HeadAttention):
         k, v = self._compressed_rows(tokens)
         if tokens.shape[1] < self.spans.size:
             return k[:, :, :0], v[:, :, :0]
+        if self.compress_keys is None:
+            return span_means(k, self.spans), span_means(v, self.spans)
         k_rows, v_rows = (x.unfold(2, self.spans.size, self.spans.stride).transpose(-1, -2) for x in (k, v))
         with torch.autocast(tokens.device.type, enabled=False):
             keys = self._pools["keys"](k_rows, None)
@@ -209,54 +214,6 @@ class NativeSparse(HeadAttention):
         if self.site.causal:
             return (end <= torch.arange(1, inputs.query.shape[1] + 1, device=device).unsqueeze(1)).unsqueeze(0)
         return None if inputs.context_valid is None else end <= inputs.context_valid.sum(1, keepdim=True)
-
-    @torch.no_grad()
-    def _chosen(self, inputs: Inputs, plain: Tensor, keys: Tensor, seen: Tensor | None) -> Tensor:
-        """Return the selected blocks (B, G, T, n) of each query, its own first; the number of all blocks means none."""
-        length, valid = inputs.context.shape[1], inputs.context_valid
-        widest = plain.shape[:2].numel() * max(keys.shape[2], -(-length // self.size))
-        parts, count = [], max(WEIGHTS_AT_ONCE // widest, 1)
-        for first in range(0, plain.shape[2], count):
-            some = slice(first, first + count)
-            position = None
-            if inputs.memory is None:
-                position = torch.arange(plain.shape[2], device=plain.device)[some].unsqueeze(1)
-            visible = seen if seen is None else seen[:, None, some] if self.site.causal else seen[:, None, None]
-            with torch.autocast(plain.device.type, enabled=False):
-                weights = safe_softmax(scores_of(plain[:, :, some], keys, self.scale), visible)
-            parts.append(self._best(weights, position, length, valid))
-        return replay_choice(torch.cat(parts, dim=2), -(-length // self.size) + 1)
-
-    def _best(self, weights: Tensor, position: Tensor | None, length: int, valid: Tensor | None) -> Tensor:
-        """Return the selected blocks (B, G, T, n) among `length` tokens, valid (B, length).
-
-        weights (B, H, T, P) of compressed blocks. Queries at positions (T, 1) select the blocks near them first.
-        """
-        block = torch.arange(-(-length // self.size), device=weights.device)
-        with torch.autocast(weights.device.type, enabled=False):
-            scores = self._importance(weights, len(block))
-        if position is not None:
-            own = position // self.size
-            forced = (block == 0) | (block == own - 1) | (block == own + 1)
-            scores = scores.masked_fill(forced, FORCED).masked_fill(block == own, float("inf"))
-            if self.site.causal:
-                scores = scores.masked_fill(block > own, float("-inf"))
-        if valid is not None:
-            scores = scores.masked_fill(block * self.size >= valid.sum(1).view(-1, 1, 1, 1), float("-inf"))
-        return best_blocks(scores, self.selected)
-
-    def _importance(self, weights: Tensor, blocks: int) -> Tensor:
-        """Return the importance (B, G, T, M) of blocks from the weights (B, H, T, P) of compressed blocks.
-
-        Each compressed block counts as often as the strides that it and the block have in common.
-        """
-        weights = weights.unflatten(1, (self.projection.key_heads, -1)).sum(2)
-        if not weights.shape[-1]:
-            return weights.new_zeros(*weights.shape[:3], blocks)
-        inside, of_block = self.size // self.spans.stride, self.spans.size // self.spans.stride
-        common = F.conv1d(weights.new_ones(1, 1, inside), weights.new_ones(1, 1, of_block), padding=of_block - 1)
-        padded = F.pad(weights, (of_block - 1, blocks * inside - weights.shape[-1]))
-        return padded.unfold(-1, inside + of_block - 1, inside) @ common.flatten()
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return empty caches of the branches; in the cross role the keys and values of the source."""
@@ -321,7 +278,10 @@ class NativeSparse(HeadAttention):
             position = torch.full((1, 1), length - 1, device=q.device)
         else:
             keys, values = keys.unsqueeze(1), values.unsqueeze(1)
-        chosen = self._best(weights, position, length, valid).transpose(1, 2)  # (B, N, G, n)
+        with torch.autocast(q.device.type, enabled=False):
+            importance = self.choice.importance(weights, -(-length // self.size))  # (B, H, N, M)
+        importance = importance.unflatten(1, (self.projection.key_heads, -1)).sum(2)
+        chosen = self.choice.best(importance, position, valid).transpose(1, 2)  # (B, N, G, n)
         place, exists = places_in_blocks(chosen, self.size, length, valid)
         keys, values = (picked(x, place) for x in (keys, values))
         visible = exists.repeat_interleave(q.shape[2] // exists.shape[2], 2)

@@ -43,13 +43,24 @@ def best_blocks(scores: Tensor, count: int) -> Tensor:
     A block with the score -inf is not chosen: M means none. Scores are compared in float32; of equal ones, the
     lower number comes first: `topk` of scores would order them by a rule that depends on M.
     """
-    scores, blocks = scores.float().clone(), scores.shape[-1]
+    scores, blocks = scores.detach().float(), scores.shape[-1]
     best = torch.full((*scores.shape[:-1], count), blocks, device=scores.device)
+    if has_loops(scores.device) and best.numel():
+        from mtkit.attention.kernels.cpu.choice_loops import write_largest
+
+        write_largest(scores.reshape(-1, blocks).numpy(), best.view(-1, count).numpy())
+        return best
+    scores = scores.clone()
     for rank in range(min(count, blocks)):
         largest, number = scores.max(-1, keepdim=True)  # the first one of equals
         best[..., rank : rank + 1] = number.masked_fill(largest == float("-inf"), blocks)
         scores.scatter_(-1, number, float("-inf"))
     return best
+
+
+def has_loops(device: torch.device) -> bool:
+    """Return whether compiled loops run on this device."""
+    return device.type == "cpu"
 
 
 class Near(NamedTuple):

@@ -76,7 +76,7 @@ class RowIndex:
 class Tile:
     """Blocks of queries q (..., c, K), scaled, with keys k (..., L, K), values v (..., L, V) and scores (..., c, L)."""
 
-    queries: Slices | RowIndex
+    queries: Place
     keys: Place
     values: Place
     q: Tensor
@@ -124,6 +124,9 @@ class TileProvider:
         """All tiles, in the same order in each pass."""
         raise NotImplementedError
 
+    def read(self, tile: Tile, weights: Tensor, share: Tensor) -> None:
+        """Read the weights of a tile in the forward pass: weights (..., c, L) times share (..., c, 1), not joined."""
+
 
 def attend_blocks(
     blocks: TileProvider, q: Tensor, k: Tensor, v: Tensor, learned: Sequence[Tensor] = (), *, dropout: float = 0.0
@@ -157,7 +160,9 @@ class _TiledSoftmax(torch.autograd.Function):
             mass, seen = weights.sum(-1, keepdim=True), top > blocks.least
             if tile.real is not None:
                 seen &= tile.real
-            output, log_sum = upcast(noise(weights).type_as(v) @ tile.v) * (seen / mass), top + mass.log2()
+            share = seen / mass
+            blocks.read(tile, weights, share)
+            output, log_sum = upcast(noise(weights).type_as(v) @ tile.v) * share, top + mass.log2()
             if blocks.joined:
                 assert isinstance(tile.queries, RowIndex)
                 earlier, log_sum = tile.queries.of(joint), log_sum.where(seen, FAR)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Inputs, build
-from mtkit.attention.compressed import native_sparse
+from mtkit.attention.compressed import _block_choice, native_sparse
 from mtkit.errors import MtkitError
 
 ROLES = ["encoder", "decoder", "cross"]
@@ -89,7 +89,7 @@ def test_importance_is_weight_by_overlap_over_the_heads_of_a_group(size: int, st
     attention = make(
         block=size, stride=stride, selected_block=selected, projection={"name": "grouped-query", "kv_heads": 2}
     )
-    length = 31
+    length = 91
     count, blocks = (length - size) // stride + 1, -(-length // selected)
     weights = torch.rand(2, 4, 5, count).double()
     covered = torch.tensor(
@@ -99,13 +99,15 @@ def test_importance_is_weight_by_overlap_over_the_heads_of_a_group(size: int, st
         ]
     ).double()
     expected = weights.unflatten(1, (2, 2)).sum(2) @ covered
-    torch.testing.assert_close(attention._importance(weights, blocks), expected)
+    importance = attention.choice.importance(weights, blocks).unflatten(1, (2, 2)).sum(2)
+    torch.testing.assert_close(importance, expected)
 
 
 def selection(role: str, weights: Tensor, position: int | None, length: int, **options: Any) -> list[int]:
     attention = make(role, **SMALL | {"stride": 4} | options)
     where = None if position is None else torch.tensor([[position]])
-    return attention._best(weights.view(1, 1, 1, -1).expand(1, 4, 1, -1), where, length, None)[0, 0, 0].tolist()
+    importance = attention.choice.importance(weights.view(1, 1, 1, -1), -(-length // 4))
+    return attention.choice.best(importance, where, None)[0, 0, 0].tolist()
 
 
 def test_selection_forces_blocks_near_the_query_and_gives_ties_to_the_earlier() -> None:
@@ -120,11 +122,23 @@ def test_selection_forces_blocks_near_the_query_and_gives_ties_to_the_earlier() 
     assert selection("cross", weights, None, 40, selected=2) == [9, 3]
 
 
-def test_importance_is_held_for_some_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention, x = make("decoder", **SMALL), torch.randn(2, 50, 32).double()
-    whole = attention(x).output
-    monkeypatch.setattr(native_sparse, "WEIGHTS_AT_ONCE", 1500)
-    torch.testing.assert_close(attention(x).output, whole)
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("scores", [1, 300, 3000])
+def test_blocks_are_selected_for_some_queries_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, role: str, scores: int
+) -> None:
+    """Outputs and gradients are the same, with heads that share keys, on a ragged batch."""
+    attention = with_gates(make(role, **SMALL, projection={"name": "grouped-query", "kv_heads": 2}), 1, 1, 0)
+    x, memory = (torch.randn(3, 50, 32).double().requires_grad_() for _ in range(2))
+    valid = torch.arange(50) < torch.tensor([[50], [37], [3]])
+    inputs, masks = ((x, memory), {"memory_valid": valid}) if role == "cross" else ((x,), {"query_valid": valid})
+    weight = torch.randn(3, 50, 32).double() * (1 if role == "cross" else valid.unsqueeze(-1))
+    results = []
+    for at_once in (1 << 18, scores):
+        monkeypatch.setattr(_block_choice, "scores_at_once", lambda device, at_once=at_once: at_once)
+        output = attention(*inputs, **masks).output
+        results.append((output * (weight != 0), *torch.autograd.grad((output * weight).sum(), inputs)))
+    torch.testing.assert_close(results[0], results[1])
 
 
 def test_full_attention_gives_every_branch_its_keys_and_values() -> None:

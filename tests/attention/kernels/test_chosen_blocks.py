@@ -29,6 +29,16 @@ def test_the_choice_is_that_of_a_stable_sort_and_independent_of_blocks_without_a
     assert torch.equal(best_blocks(wider, 6), expected)
 
 
+def test_the_choice_on_an_accelerator_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the compiled loop: with ties, too few blocks with a score, more places than blocks."""
+    scores = torch.randn(3, 40, 30).mul(2).round()
+    scores[scores < -2] = -INF
+    scores[0, 0] = -INF
+    ours = [best_blocks(scores, count) for count in (0, 1, 7, 33)]
+    monkeypatch.setattr(chosen_blocks, "has_loops", lambda device: False)
+    assert all(torch.equal(x, best_blocks(scores, count)) for x, count in zip(ours, (0, 1, 7, 33), strict=True))
+
+
 def literal(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, size: int, causal: bool, valid: Tensor | None) -> Tensor:
     heads = q.shape[1]
     k, v, chosen = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v, chosen))
