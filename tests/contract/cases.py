@@ -34,6 +34,8 @@ MIXES = (
     "group:2+longformer:2",
     "linear:2+gated-delta:2",
     "multi-query:2+random:2",
+    "full:2+moba:2",
+    "moba:2+native-sparse:2",
 )
 """Mechanisms in the heads of one layer."""
 

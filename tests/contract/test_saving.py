@@ -73,4 +73,6 @@ def test_after_update_keeps_a_trained_stack_usable(case: Case) -> None:
     for layer in stack.layers:
         layer.after_update(1, 10)
     assert set(stack.state_dict()) == before
+    for buffer in stack.buffers():
+        assert not buffer.is_floating_point() or not buffer.isnan().any()
     assert stack.eval()(query, memory).isfinite().all()

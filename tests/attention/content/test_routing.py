@@ -92,6 +92,18 @@ def test_training_moves_the_centroids_towards_the_tokens(role: str) -> None:
     assert not {name for name, _ in routing.named_parameters() if "centroids" in name}, "buffers, not trained"
 
 
+@torch.no_grad()
+def test_centroids_without_tokens_stay_finite() -> None:
+    """All tokens are alike, so that the mass of all clusters but one fades to nothing; later updates have no tokens."""
+    routing = make(clusters=3, decay=0.1).train()
+    for update in range(60):
+        if update < 50:
+            routing(torch.ones(2, 9, 32))
+        routing.after_update(update, 60)
+    assert routing.centroids.mass.min() < 1e-30
+    assert all(buffer.isfinite().all() for buffer in routing.centroids.buffers())
+
+
 def test_the_commitment_loss_is_the_mean_squared_distance_of_real_tokens() -> None:
     routing = make(clusters=1, commitment=0.1, share_qk=True, local_heads=0).train()
     x, _, masks = inputs("encoder")

@@ -68,6 +68,13 @@ def test_a_sum_of_bfloat16_tokens_is_kept_in_float32() -> None:
     assert state["total"].shape == (1, 1, 32)
 
 
+@torch.no_grad()
+def test_prefix_sums_of_bfloat16_tokens_are_not_rounded() -> None:
+    """bfloat16 rounds 257 to 256: every mean of ones is one only if sums are in float32."""
+    ones = torch.ones(2, 600, 32).bfloat16()
+    assert (make(ffn=False, gate=False)(ones).output == 1).all()
+
+
 def test_nothing_of_full_is_taken_over_and_no_other_role_is_played() -> None:
     average = make()
     before = {name: value.clone() for name, value in average.state_dict().items()}
