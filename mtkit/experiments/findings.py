@@ -57,10 +57,14 @@ class Measured:
     values: Sequence[float]
     """Score of each row."""
     score: Pooled
+    same: bool = False
+    """Whether every training has the validation loss of `full`: the mechanism computes the same at these lengths."""
 
     @property
     def mark(self) -> str:
-        """Return + for better than `full`, - for worse, = for as good within MARGIN, "" if that is open."""
+        """Return + for better than `full`, - for worse, = for as good within MARGIN, ≡ for the same, "" if open."""
+        if self.same:
+            return "≡"
         if self.score.p is None or self.score.difference_low is None:
             return ""
         if self.score.p < LEVEL and abs(self.score.difference) > 0:
@@ -91,9 +95,16 @@ def measure(study: Study, rows: Sequence[Row], task: str | None, column: str) ->
     groups = [(entry, of_entry) for entry, of_entry in groups if of_entry]
     values = [[score.value(row) or 0.0 for row in of_entry] for _, of_entry in groups]
     names = [str(entry.settings["attention"]["name"]) for entry, _ in groups]
+    full = {row["seed"]: row["valid"].get("nll") for row in groups[0][1]}
+    same = [
+        name != "full" and all(row["valid"].get("nll") == full.get(row["seed"]) for row in of_entry)
+        for name, (_, of_entry) in zip(names, groups, strict=True)
+    ]
     return {
-        name: Measured(name, entry.name, of_entry, scores, pooled)
-        for name, (entry, of_entry), scores, pooled in zip(names, groups, values, pool(values), strict=True)
+        name: Measured(name, entry.name, of_entry, scores, pooled, equal)
+        for name, (entry, of_entry), scores, pooled, equal in zip(
+            names, groups, values, pool(values), same, strict=True
+        )
     }
 
 
@@ -120,9 +131,9 @@ def verdict(claim: Claim, measured: Measured | None) -> Verdict:
     """Return what a measurement says of a claim.
 
     Held: the mechanism is better than `full`, if the claim expects that, or better or as good, if not. Contradicted: it
-    is worse, with at least SEEDS seeds. Not seen: any other result.
+    is worse, with at least SEEDS seeds. Not measured: no test, or the same model as `full`. Not seen: any other result.
     """
-    if claim.task is None or measured is None or measured.score.p is None:
+    if claim.task is None or measured is None or measured.score.p is None or measured.same:
         return "not measured"
     if measured.mark == "+" or (measured.mark == "=" and claim.expect == "equal"):
         return "held"

@@ -109,9 +109,9 @@ def choose_page(answers: Sequence[Question]) -> str:
         "\n".join(_doubts(shown)),
         "## Every mechanism",
         "Words at the right position, in per cent, as the mean over seeds. + is better than `full`, - is worse, = is "
-        f"at most {MARGIN:g} points lower; without a mark, that is open. Cost: growth with the length T, and counted "
-        f"FLOPs of a layer at {LENGTH:,} tokens with default options, relative to `full`. State: memory that decoding "
-        "keeps per hypothesis after 100 tokens of the probes.",
+        f"at most {MARGIN:g} points lower, ≡ computes the same at these lengths; without a mark, that is open. Cost: "
+        f"growth with the length T, and counted FLOPs of a layer at {LENGTH:,} tokens by default options, relative to "
+        "`full`. State: memory that decoding keeps per hypothesis after 100 tokens of the probes.",
         markdown(_table(shown), left=(0, 1, 2)),
     ]
     return "\n\n".join(parts) + "\n"

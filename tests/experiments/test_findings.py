@@ -47,8 +47,8 @@ def rows_of(scores: dict[str, list[float]], task: str) -> list[dict[str, Any]]:
     return [
         {
             **row(0.0),
-            "format": 2, "trial": f"{task}.{entry}.{seed}", "entry": entry, "task": task, "seed": seed,
-            "stage": "final", "point": {}, "recipe": {}, "data": "x",
+            "valid": {"nll": 100 - value}, "format": 2, "trial": f"{task}.{entry}.{seed}", "entry": entry,
+            "task": task, "seed": seed, "stage": "final", "point": {}, "recipe": {}, "data": "x",
             "scores": {"test": {"token": {"value": value, "low": 0.0, "high": 100.0, "signature": "s"}}},
         }
         for entry, values in scores.items()
@@ -73,6 +73,17 @@ def test_rows_of_a_task_become_scores(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found["topk"].mark == "-"
     assert list(measure(study, good, "sort", "token")) == ["full"]
     assert measure(study, good, "copy", "token") == {}
+
+
+def test_a_mechanism_that_computes_the_same_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "RESULTS", tmp_path)
+    rows = rows_of({"full": [90.0, 92.0], "band[window_radius=4]": [90.0, 92.0], "gau": [90.0, 92.0]}, "sort")
+    for each in rows:
+        each["valid"] = {"nll": 0.5 + (each["entry"] == "gau" and each["seed"] == 2)}
+    (tmp_path / "probes.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    found = measure(*load("probes"), "sort", "token")
+    assert {name: each.mark for name, each in found.items()} == {"full": "", "gau": "", "band": "≡"}
+    assert verdict(Claim(claim="x", task="probes/sort"), found["band"]) == "not measured"
 
 
 def test_costs_are_relative_to_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
