@@ -11,7 +11,7 @@ from mtkit.decoding.contract import Hypotheses, RequiredTerms, SourceBatch, Term
 from mtkit.decoding.engines.model_engine import SEARCHES
 from mtkit.decoding.search.terms import missing
 from mtkit.recipe import DecodingSettings
-from mtkit.text.tokenizer import EOS
+from mtkit.text.tokenizer import BOS, EOS
 from tests.decoding.tiny import FIRST_WORD, TinyModel, batch_of, log_prob_of, random_sources
 
 VOCABULARY = 8
@@ -22,6 +22,7 @@ STARTS_INSIDE, ENDS_INSIDE = (5, 6), (5, 7)
 CASES = {
     "one piece": [Term(((4,),))],
     "twice, over a word border": [Term(((6, 7),), 2)],
+    "twice, overlapping itself": [Term(((4, 4),), 2)],
     "two spellings": [Term(((4, 5),)), Term(((7, 6), (6,)))],
     "overlapping": [Term(((4, 7, 4),)), Term(((7, 4),))],
     "with a beginning that repeats": [Term(((4, 4, 7),))],
@@ -116,10 +117,16 @@ def by_the_rules(model: TinyModel, source: list[int], terms: list[Term], limit: 
     width = beam + sum(term.count * min(map(len, term.forms)) for term in terms)
     alive, ended = [list[int]()], list[list[int]]()
     score: dict[tuple[int, ...], float] = {}
+    batch = batch_of([source], 1)
+    states = {(): (0.0, BOS, model.start(model.encode(batch.source, batch.valid)))}
     for step in range(limit):
         found = []
         for prefix in alive:
-            score |= {(*prefix, piece): log_prob_of(model, source, [*prefix, piece]) for piece in (EOS, *WORDS)}
+            total, last, state = states[tuple(prefix)]
+            logits, state, _ = model.step(torch.tensor([[last]]), state)
+            log_probs = logits.whole()[0, 0].double().log_softmax(-1).tolist()
+            score |= {(*prefix, piece): total + log_probs[piece] for piece in (EOS, *WORDS)}
+            states |= {(*prefix, piece): (total + log_probs[piece], piece, state) for piece in WORDS}
             likeliest = sorted((EOS, *WORDS), key=lambda piece: -score[*prefix, piece])[: 2 * beam]
             following = {
                 form[size]
