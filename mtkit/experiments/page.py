@@ -1,7 +1,7 @@
 """The pages docs/choose.md and docs/claims.md, and the picture docs/choose.png, from the committed results.
 
 `python -m mtkit.experiments.page` writes them; a test checks that the committed pages are what this makes. A task is
-shown when every entry of its study has a result.
+shown when every entry of its study has results of two seeds.
 """
 
 import math
@@ -34,6 +34,8 @@ from mtkit.storage.files import write_text
 from mtkit.terminal import markdown
 
 DOCS = Path("docs")
+LEAST = 2
+"""Smallest number of seeds of a mechanism on a page."""
 MOST = 6
 """Maximum names in a list."""
 SAVING = 0.6
@@ -58,8 +60,8 @@ class Question:
 
     @property
     def complete(self) -> bool:
-        """Whether all entries of the study have results."""
-        return 0 < len(self.found) == self.total
+        """Whether all entries of the study have results of LEAST seeds."""
+        return 0 < len(self.found) == self.total and all(len(each.rows) >= LEAST for each in self.found.values())
 
     @property
     def place(self) -> str:
@@ -167,13 +169,15 @@ def _notes(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]:
     ]
     worse.sort(key=lambda name: first[name].score.mean)
     where = " and ".join(f"`{question.head}`" for question in tasks)
-    names = ", ".join(f"`{name}` {first[name].score.mean:.1f}" for name in worse)
+    names = ", ".join(f"`{name}` {first[name].score.mean:.1f}" for name in worse[: 2 * MOST])
+    names += f" and {len(worse) - 2 * MOST} more with a - below" if len(worse) > 2 * MOST else ""
     lines.append(
         f"- **Avoid** if nothing else speaks for it: worse than `full` on {where} are {names or 'none'}. "
         "[slow-learners.md](slow-learners.md) says why some learn slowly."
     )
     missing = [
-        f"{question.use} ({len(question.found)} of {question.total} entries, `mtkit compare --study {question.study}`)"
+        f"{question.use} ({sum(len(each.rows) for each in question.found.values())} trainings of {question.total} "
+        f"entries, `mtkit compare --study {question.study}`)"
         for question in answers
         if not question.complete
     ]
@@ -189,8 +193,7 @@ def _doubts(shown: Sequence[Question]) -> list[str]:
     for question in shown:
         full = question.found["full"].score
         tested = [each.score.p for each in question.found.values() if each.score.p is not None]
-        if full.low is None:
-            lines.append(f"- `{question.head}`: one seed each, so that no difference is tested.")
+        if full.low is None or full.high is None:  # all seeds of each entry have the same score
             continue
         lines.append(
             f"- `{question.head}`: {sum(p < LEVEL for p in tested)} of {len(tested)} differences to `full` "
@@ -262,7 +265,7 @@ def picture(answers: Sequence[Question]) -> Any:
     tasks = " and ".join(str(question.task) for question in answers if question.found in groups)
     title = f"FLOPs of a layer at {LENGTH:,} tokens, relative to full"
     with styled([*groups[0], title]):
-        return draw_cost(points, "length", "token", tasks, Cost("cost at length", title))
+        return draw_cost(points, "length", "token", tasks, Cost(f"cost at {LENGTH:,} tokens", title))
 
 
 def pages(answers: Sequence[Question]) -> dict[str, str]:

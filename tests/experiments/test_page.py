@@ -45,7 +45,7 @@ def test_the_page_names_the_best_and_the_worst(results: Path) -> None:
     assert "worse than `full` on `select` are `topk` 50.0." in text
     # a step of 1 around 90 is 1 / 60 of a radian, so the interval ends 1.99 / 2 / 60 radian, or 1.0 points, from 90
     assert "2 of 78 differences to `full` (90.0, 95% interval 89.0 to 91.0) are significant" in text
-    assert "`sort`) (0 of 79 entries, `mtkit compare --study probes`)" in text
+    assert "`sort`) (0 trainings of 79 entries, `mtkit compare --study probes`)" in text
     assert len([line for line in text.splitlines() if line.startswith("| `")]) == 79
     assert "| `band`" in text.split("## Every mechanism")[1].splitlines()[6]
 
@@ -59,9 +59,10 @@ def test_the_claims_have_computed_verdicts(results: Path) -> None:
     assert said["linear"] == "not measured"  # its task has no results
 
 
-def test_a_study_with_a_hole_makes_no_page(results: Path) -> None:
+@pytest.mark.parametrize("hole", ['"gau"', '.gau.2"'])
+def test_a_study_with_a_hole_makes_no_page(results: Path, hole: str) -> None:
     lines = (results / "probes.jsonl").read_text().splitlines(keepends=True)
-    (results / "probes.jsonl").write_text("".join(line for line in lines if '"gau"' not in line))
+    (results / "probes.jsonl").write_text("".join(line for line in lines if hole not in line))
     assert pages(answer()) == {}
     main()
     assert not (results / "choose.md").exists()
