@@ -194,9 +194,8 @@ class DecayedAttention(HeadAttention):
             if valid is not None:
                 joined = joined.masked_fill(~valid.unsqueeze(-1), 0.0)
             widths = [x.shape[-1] for x in projected]
-            projected = self.convolution(joined, before, reverse=reverse).split(widths, dim=-1)
-        activated = self.silu or self.convolution is not None
-        return [F.silu(upcast(x)) if activated else upcast(x) for x in projected]
+            return self.convolution(joined, before, reverse=reverse).split(widths, dim=-1)
+        return [F.silu(upcast(x)) if self.silu else upcast(x) for x in projected]
 
     def _terms(
         self,

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.linear._chunk_decays import LOWEST
+from mtkit.attention.linear._chunked_sums import NUMBERS_AT_ONCE
 from mtkit.attention.linear._decayed_sums import (
-    LOWEST,
     Terms,
     read_both_ways,
     read_causal,
@@ -100,11 +101,14 @@ def test_steps_and_the_literal_form_are_the_recurrence(kind: str, delta: bool) -
 
 @pytest.mark.parametrize("kind", WIDTHS)
 @torch.no_grad()
-def test_a_constant_decay_weighs_both_sides_by_the_distance_and_none_is_the_plain_sum(kind: str) -> None:
+def test_a_constant_decay_weighs_both_sides_by_the_distance_and_none_is_the_plain_sum(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = terms(23, kind)
     distance = (torch.arange(23)[:, None] - torch.arange(23)).abs().double()
+    monkeypatch.setitem(NUMBERS_AT_ONCE, "cpu", 300)
     for gamma in (0.9, 1.0):
-        same = x._replace(decay=torch.full_like(x.decay, gamma).log())
+        same = x._replace(decay=torch.tensor(gamma, dtype=torch.float64).log().expand_as(x.decay))
         wanted = (x.q @ x.k.mT * gamma**distance) @ x.v
         torch.testing.assert_close(read_both_ways(same, same, 7), wanted)
         torch.testing.assert_close(read_causal(same, 7), (x.q @ x.k.mT * gamma**distance).tril() @ x.v)
@@ -154,3 +158,20 @@ def test_padding_neither_writes_nor_decays(read: Callable[[Terms, int], Tensor],
     real = Terms(*(None if part is None else part[:, :, :9] for part in x))
     output, wanted = read(x.masked(valid), 5), read(real, 5)
     torch.testing.assert_close(output[:, :, : wanted.shape[2]], wanted)
+
+
+@pytest.mark.parametrize("at_once", [1, 500, 1 << 30])
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("kind", WIDTHS)
+def test_parts_of_segments_and_chunks_do_not_matter(
+    kind: str, delta: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = needing_gradients(terms(23, kind, delta=delta))
+    wanted = read_both_ways(x, x, 4)
+    weight = torch.randn_like(wanted)
+    gradients = torch.autograd.grad((wanted * weight).sum(), parts(x))
+    monkeypatch.setitem(NUMBERS_AT_ONCE, "cpu", at_once)
+    got = read_both_ways(x, x, 4)
+    torch.testing.assert_close(got, wanted)
+    for one, other in zip(torch.autograd.grad((got * weight).sum(), parts(x)), gradients, strict=True):
+        torch.testing.assert_close(one, other)

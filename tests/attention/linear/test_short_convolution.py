@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mtkit.attention.linear._short_convolution import ShortConvolution
+from mtkit.attention.linear._short_convolution import NUMBERS_AT_ONCE, ShortConvolution
 
 
 @pytest.mark.parametrize("taps", [1, 2, 4, 9])
@@ -13,9 +13,9 @@ def test_it_is_a_depthwise_convolution_over_earlier_or_over_later_inputs(taps: i
     convolution, x = ShortConvolution(3, taps, bias=bias).double(), torch.randn(2, 6, 3, dtype=torch.float64)
     kernel = convolution.weight.flip(0).T.unsqueeze(1)  # conv1d does not turn its kernel
     earlier = F.conv1d(F.pad(x.mT, (taps - 1, 0)), kernel, convolution.bias, groups=3).mT
-    torch.testing.assert_close(convolution(x), earlier)
+    torch.testing.assert_close(convolution(x), F.silu(earlier))
     later = F.conv1d(F.pad(x.mT, (0, taps - 1)), kernel.flip(2), convolution.bias, groups=3).mT
-    torch.testing.assert_close(convolution(x, reverse=True), later)
+    torch.testing.assert_close(convolution(x, reverse=True), F.silu(later))
     torch.testing.assert_close(convolution(x, reverse=True), convolution(x.flip(1)).flip(1))
     inputs = torch.cat([x.new_zeros(2, taps - 1, 3), x], dim=1)
     torch.testing.assert_close(convolution(x[:, 4:], inputs[:, 4 : 4 + taps - 1]), convolution(x)[:, 4:])
@@ -26,5 +26,18 @@ def test_a_tap_is_the_weight_of_a_distance() -> None:
     with torch.no_grad():
         convolution.weight.copy_(torch.tensor([[1.0], [10.0], [100.0]]))
     x = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 4, 1)
-    assert convolution(x).flatten().tolist() == [1.0, 12.0, 123.0, 234.0]
-    assert convolution(x, reverse=True).flatten().tolist() == [321.0, 432.0, 43.0, 4.0]
+    for reverse, wanted in ((False, [1.0, 12.0, 123.0, 234.0]), (True, [321.0, 432.0, 43.0, 4.0])):
+        torch.testing.assert_close(convolution(x, reverse=reverse).flatten(), F.silu(torch.tensor(wanted)))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("length", "taps"), [(1, 4), (2, 4), (9, 4), (9, 1), (9, 3)])
+@pytest.mark.parametrize("at_once", [1, 18, 1 << 20])
+def test_gradients_are_those_of_autograd(
+    reverse: bool, length: int, taps: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(NUMBERS_AT_ONCE, "cpu", at_once)
+    convolution = ShortConvolution(3, taps, bias=True).double()
+    x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
+    inputs = (x, *convolution.parameters())
+    assert torch.autograd.gradcheck(lambda x, *_: convolution(x, reverse=reverse), inputs)
