@@ -63,7 +63,7 @@ def test_the_head_says_what_to_type_and_what_to_expect(name: str, corpora: Path)
     assert head.reached
     promises = [promise(text) for text in recipe.promises]
     for each in promises:
-        assert each.side in (recipe.data.test or {"test"})
+        assert recipe.data.task is not None or each.side in (recipe.data.test or {"test"})
         assert each.metric in recipe.scoring.metrics
     minutes = [each.minutes for each in promises if each.minutes is not None]
     assert not minutes or min(minutes) == recipe.training.max_minutes  # what the bare command is to reach
@@ -95,18 +95,23 @@ def test_a_shortened_form_goes_from_text_to_scores(
     path = shortened(name, tmp_path)
     checked = check(path, tmp_path / "out", {}, command=["mtkit"], say=lambda line: None)
     sides = {side.name: side for side in checked.sides}
-    task_sides = ["test", "test-2x", "test-4x"] if whole.data.task is not None else ["test"]
-    assert list(sides) == list(whole.data.test or task_sides)
+    prepared = open_prepared(tmp_path / "out" / "data")
+    assert list(sides) == list(whole.data.test or (prepared.tests if whole.data.task else ["test"]))
     for side in sides.values():
         corpora_of_side = whole.data.test.get(str(side.name), ())
-        assert side.segments == LINES["test"] * max(1, len(corpora_of_side))
+        documents = prepared.tests[str(side.name)].documents  # of a task, in which tests are counted
+        count = (
+            len(prepared.tests[str(side.name)]) if documents is None or whole.data.task is None else documents[-1] + 1
+        )
+        assert count == LINES["test"] * max(1, len(corpora_of_side))
+        assert side.segments == len(prepared.tests[str(side.name)])
         assert {each.name for each in side.overall.scores[0]} == set(whole.scoring.metrics)
         directions = {whole.data.direction_of(corpus) for corpus in corpora_of_side}
         assert set(side.directions) == (directions if len(directions) > 1 else set())
     assert [each.text for each, _ in checked.promises] == list(whole.promises)
     assert json.loads((tmp_path / "out" / "check.json").read_text())["recipe"] == name
-    train = open_prepared(tmp_path / "out" / "data").train
-    assert (train.documents is not None) == (whole.data.documents is not None)
+    joined = whole.data.documents is not None or name == "discourse"  # this task's segments are lines of documents
+    assert (prepared.train.documents is not None) == joined
 
 
 @pytest.mark.data
