@@ -4,7 +4,6 @@ A system's score is the mean of its segments' scores. Intervals, paired tests an
 from the segments, as for the other metrics.
 """
 
-import json
 import os
 import shlex
 import shutil
@@ -16,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from pydantic_core import from_json
 from sacrebleu.metrics.base import Score as SacrebleuScore
 from sacrebleu.metrics.base import Signature
 
@@ -183,7 +183,7 @@ def _read_output(path: Path, command: str, counts: Sequence[int]) -> list[Number
     The file has an object of file names; each has a list of segments, whose scores are called COMET.
     """
     try:
-        systems = list(json.loads(path.read_text(encoding="utf-8")).values())
+        systems = list(from_json(path.read_bytes()).values())
         scores = [np.array([segment[COMET] for segment in segments], dtype=np.float64) for segments in systems]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MtkitError(f"the JSON file of {command} has no scores of segments; mtkit supports COMET 2") from error

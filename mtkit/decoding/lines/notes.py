@@ -9,6 +9,9 @@ from mtkit.decoding.translate import Translation
 NAMED = 10
 """Maximum line numbers that a note lists."""
 
+EARLIEST = 6
+"""Number of notes in records of the earliest version that is read; later versions append theirs."""
+
 
 @dataclass(frozen=True)
 class Listed:
@@ -66,9 +69,9 @@ class Notes:
 
     @classmethod
     def restored(cls, state: Any) -> Self:
-        """The notes with this `state`. Raises: TypeError or ValueError for an invalid state."""
-        if len(state) != len(fields(cls)):
-            raise ValueError("notes of another version")
+        """The notes with this `state`, of this or an earlier version. Raises: TypeError or ValueError."""
+        if not EARLIEST <= len(state) <= len(fields(cls)):
+            raise ValueError("notes of a later version")
         return cls(*(Listed(int(count), tuple(map(int, first))) for count, first in state))
 
     def __add__(self, other: Self) -> "Notes":
