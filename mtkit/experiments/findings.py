@@ -90,10 +90,10 @@ def measure(study: Study, rows: Sequence[Row], task: str | None, column: str) ->
     if not rows:
         return {}
     (score,) = choose_columns(rows, [column])
-    ordered = sorted(rows, key=lambda row: row["seed"])
+    ordered = sorted((row for row in rows if score.value(row) is not None), key=lambda row: row["seed"])
     groups = [(entry, [row for row in ordered if row["entry"] == entry.name]) for entry in study.entries]
     groups = [(entry, of_entry) for entry, of_entry in groups if of_entry]
-    values = [[score.value(row) or 0.0 for row in of_entry] for _, of_entry in groups]
+    values = [[float(score.value(row) or 0.0) for row in of_entry] for _, of_entry in groups]
     names = [str(entry.settings["attention"]["name"]) for entry, _ in groups]
     full = {row["seed"]: row["valid"].get("nll") for row in groups[0][1]}
     same = [

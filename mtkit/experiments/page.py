@@ -6,7 +6,7 @@ shown when every entry of its study has results of two seeds.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -92,8 +92,7 @@ def answer(questions: Sequence[Question] = QUESTIONS) -> list[Question]:
     for question in questions:
         study, rows = loaded[question.study]
         found = measure(study, rows, question.task, question.column)
-        values = (question.use, question.head, question.study, question.task, question.column)
-        answers.append(Question(*values, found, len(study.entries)))
+        answers.append(replace(question, found=found, total=len(study.entries)))
     return answers
 
 

@@ -77,7 +77,7 @@ class ModelSettings(Settings):
     """Concatenate positions of this width to embeddings of width d_model - position_width; 0 adds positions of width
     d_model. Concatenated positions need tie none, which is their default."""
     sentence_positions: bool = False
-    """Count positions anew from each break between the sentences of a document. Transformers only."""
+    """Positions count from the last break of a document, not from the beginning of its row. Transformers only."""
     tie: Literal["none", "decoder", "all"] = "all"
     """Share the output projection with the target embedding (decoder), or with both embeddings (all). If it is not set,
     models with separate vocabularies use decoder, and models with concatenated positions none."""
@@ -111,7 +111,7 @@ class ModelSettings(Settings):
             raise ValueError(f"{other} has no positions to concatenate; leave model.position_width out")
         if self.sentence_positions and (self.positions == "none" or self.architecture == "rnn"):
             other = "model.positions = none" if self.architecture != "rnn" else "the rnn"
-            raise ValueError(f"{other} has no positions to count anew; leave model.sentence_positions out")
+            raise ValueError(f"{other} has no absolute positions; leave model.sentence_positions out")
         if width and self.tie != "none":
             raise ValueError(
                 f"model.tie = {self.tie} needs embeddings as wide as model.d_model, and model.position_width = {width} "

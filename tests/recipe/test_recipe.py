@@ -51,7 +51,7 @@ PAIR = {"source": "a", "target": "b"}
         ({"model": {"position_width": -1}}, ["model.position_width = -1"]),
         ({"model": {"position_width": 8, "positions": "none"}}, ["model.positions = none has no positions"]),
         ({"model": {"position_width": 8, "architecture": "rnn"}}, ["the rnn has no positions"]),
-        ({"model": {"sentence_positions": True, "positions": "none"}}, ["model.positions = none has no positions"]),
+        ({"model": {"sentence_positions": True, "positions": "none"}}, ["model.positions = none has no absolute"]),
         ({"model": {"position_width": 8, "tie": "all"}}, ["model.tie = all", "set model.tie = none"]),
         ({"preset": "smal"}, ["smal", "did you mean 'small'"]),
         ({"decoding": {"n_best": 9}}, ["n_best = 9"]),

@@ -1,8 +1,8 @@
 """Attention within the sentences of documents, at O(T L) for sentences of up to L tokens.
 
-All tokens of a batch are one sequence, cut between sentences into rows: a row has the sentences that begin within the
-same L positions, so at most 2 L - 1 tokens. Queries are in the row of their sentence's keys. A mask (rows, T', S')
-separates the sentences of a row. The sizes depend on the data, which an accelerator would wait for.
+All tokens of a batch form one sequence, which is cut between sentences into rows: a row has the sentences that begin
+within the same L positions, so at most 2 L - 1 tokens. Queries are in the row of their sentence's keys. A mask (rows,
+T', S') separates the sentences of a row. The sizes depend on the data: an accelerator would make the host wait.
 """
 
 from typing import NamedTuple
@@ -34,12 +34,11 @@ def attend_within(
     and of a query without keys, is 0.
     """
     most = int(torch.maximum(own.max(), key.max())) + 1
-    number = (
-        torch.arange(len(q), device=q.device).unsqueeze(1) * most
-    )  # a document's sentences have numbers of their own
-    (queries, own), (keys, key) = _real(own + number, query_valid), _real(key + number, key_valid)
-    longest = int(_since_change(key).amax()) + 1 if len(key) else 1
-    row = (torch.arange(len(key), device=q.device) - _since_change(key)) // longest
+    before = most * torch.arange(len(q), device=q.device).unsqueeze(1)  # no two documents share a number
+    (queries, own), (keys, key) = _real(own + before, query_valid), _real(key + before, key_valid)
+    place = _since_change(key)
+    longest = int(place.amax()) + 1 if len(key) else 1
+    row = (torch.arange(len(key), device=q.device) - place) // longest
     row_of = row.new_full((len(q) * most,), -1).index_put((key,), row)
     own_row = row_of[own].cummax(0).values.clamp(min=0)  # a query without keys is in the row of the query before it
     count = len(key) // longest + 1
@@ -86,7 +85,7 @@ class _Rows(NamedTuple):
         return cells.unflatten(0, self.token.shape).transpose(1, 2)
 
     def scatter(self, rows: Tensor, like: Tensor) -> Tensor:
-        """Return rows (rows, H, width, V) as sequences (B, H, T, V) like (B, H, T, K), 0 where no token is."""
+        """Return rows (rows, H, width, V) as sequences (B, H, T, V), as many as in `like`; padding is 0."""
         cells = rows.transpose(1, 2).flatten(0, 1).index_select(0, self.cell)
         batch, heads, length, _ = like.shape
         x = cells.new_zeros(batch * length, heads, rows.shape[-1]).index_copy(0, self.tokens, cells)
@@ -102,7 +101,7 @@ def _real(number: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _since_change(x: Tensor) -> Tensor:
-    """Return for each element of x (n,) how many before it are equal to it, if equal ones are neighbours."""
+    """Return the number of elements of x (n,) since the last change, for each element: 0 at a change."""
     index = torch.arange(len(x), device=x.device)
     changed = F.pad(x[1:] != x[:-1], (1, 0))
     return index - (index * changed).cummax(0).values

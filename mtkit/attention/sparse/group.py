@@ -8,8 +8,8 @@ after both output projections. The paper's text was not at hand; the equations a
 Departures: sentences are counted from break pieces by `mtkit.attention.marks`; there is no tag for tokens outside
 sentences. A target sentence beyond the last source sentence reads the last one (the authors' code gives NaN).
 Regularizers read the group attention.
-Cost: O(T L) for sentences of up to L tokens, and O(T²) in context layers. Group attention is computed under a mask
-O(T²), unless the context has `LONG` tokens or more, and the device is the CPU. A step costs O(t), then O(L).
+Cost: O(T²). On the CPU, group attention over a context of `LONG` tokens or more costs O(T L) for sentences of up to L
+tokens, and a step of the decoder O(L); otherwise a mask hides the other sentences, and a step costs O(t).
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from mtkit.attention.marks import sentences
 from mtkit.attention.options import Natural, Within
 
 LONG = 1_000
-"""Tokens of the context from which the CPU computes group attention in rows of sentences; a mask is as fast below."""
+"""Smallest context, in tokens, that the CPU computes in rows of sentences. A mask is as fast for shorter ones."""
 
 
 class Group(ProductAttention):
@@ -172,7 +172,7 @@ class Group(ProductAttention):
         return pairs._replace(valid=own if pairs.valid is None else own & pairs.valid, state=after), after
 
     def _skips_earlier(self, pairs: Pairs, state: State) -> bool:
-        """Whether a step reads no key before those that a query sees; an accelerator would wait for their number."""
+        """Whether a step skips the keys before the first visible one; on an accelerator, the host would wait for it."""
         long = pairs.keys.shape[2] >= LONG
         return long and self.positions is None and not state["weighs"] and pairs.q.device.type == "cpu"
 
