@@ -1,4 +1,4 @@
-"""What the committed results of the studies say of each mechanism: scores, tests against `full`, verdicts on claims.
+"""Findings from the committed results of the studies, by mechanism: scores, tests against `full`, verdicts on claims.
 
 studies/results/NAME.jsonl has the rows of the study NAME, as `mtkit compare` writes them; studies/results/claims.yaml
 has the claim of each mechanism's paper, and the task of a study that would show it.
@@ -44,7 +44,7 @@ class Claim(Settings):
     task: str | None = None
     """Study and task that would show it, as "probes/sort"; None if no study here would."""
     expect: Literal["better", "equal"] = "equal"
-    """Whether the claim is a score above that of `full`, or one that is not lower."""
+    """Whether the claim is a higher score than `full` has, or one that is not lower."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Question:
     study: str
     task: str | None
     column: str
-    found: Mapping[str, Measured] = field(default_factory=dict)
+    measured: Mapping[str, Measured] = field(default_factory=dict)
     """The mechanisms by name; empty before there are results."""
     total: int = 0
     """Number of entries of the study."""
@@ -61,7 +61,7 @@ class Question:
     @property
     def complete(self) -> bool:
         """Whether all entries of the study have results of LEAST seeds."""
-        return 0 < len(self.found) == self.total and all(len(each.rows) >= LEAST for each in self.found.values())
+        return 0 < len(self.measured) == self.total and all(len(each.rows) >= LEAST for each in self.measured.values())
 
     @property
     def place(self) -> str:
@@ -91,8 +91,8 @@ def answer(questions: Sequence[Question] = QUESTIONS) -> list[Question]:
     answers = []
     for question in questions:
         study, rows = loaded[question.study]
-        found = measure(study, rows, question.task, question.column)
-        answers.append(replace(question, found=found, total=len(study.entries)))
+        measured = measure(study, rows, question.task, question.column)
+        answers.append(replace(question, measured=measured, total=len(study.entries)))
     return answers
 
 
@@ -120,13 +120,13 @@ def choose_page(answers: Sequence[Question]) -> str:
 
 def _setting(question: Question) -> str:
     """Return a paragraph on the models, from the rows."""
-    row = next(iter(question.found.values())).rows[0]
+    row = next(iter(question.measured.values())).rows[0]
     model, training = row["recipe"]["model"], row["recipe"]["training"]
-    counts = sorted({len(each.rows) for each in question.found.values()})
+    counts = sorted({len(each.rows) for each in question.measured.values()})
     seeds = " or ".join(map(str, counts)) + f" seed{'s' * (counts[-1] > 1)}"
     length = f"{row['training']['updates']} updates of {training['optimizer'].title()}"
     return (
-        f"{len(question.found)} mechanisms, each in the roles of its paper, the other roles `full`: models of width "
+        f"{len(question.measured)} mechanisms, each in the roles of its paper, the other roles `full`: models of width "
         f"{model['d_model']} with {model['encoder_layers']} + {model['decoder_layers']} layers, {seeds}, {length} with "
         f"{training['batch_tokens']} tokens per batch. This is a scale model: sources are about 30 times shorter than "
         "documents, and windows, blocks, strides and ranks are smaller too "
@@ -136,35 +136,37 @@ def _setting(question: Question) -> str:
 
 
 def _answers(shown: Sequence[Question]) -> list[str]:
-    """Return a line per question: the best, and the best of those whose cost grows less than T²."""
+    """Return a line per question: the best mechanisms, and the best whose cost grows less than T²."""
     lines = []
     for question in shown:
-        best = sorted(question.found.values(), key=lambda each: -each.score.mean)
+        best = sorted(question.measured.values(), key=lambda each: -each.score.mean)
         cheap = [each for each in best if mechanisms()[each.name].growth < 2]
         lines.append(
-            f"- **{question.use}**: `full` has {question.found['full'].score.mean:.1f}. "
-            f"Best: {_names(best)}. Best of those that cost less than O(T²): {_names(cheap)}."
+            f"- **{question.use}**: `full` has {question.measured['full'].score.mean:.1f}. "
+            f"Best: {_names(best)}. Best at a cost below O(T²): {_names(cheap)}."
         )
     return lines
 
 
-def _names(found: Sequence[Measured]) -> str:
-    return ", ".join(f"`{each.name}` {_score(each)}" for each in found[:MOST]) or "none"
+def _names(measured: Sequence[Measured]) -> str:
+    return ", ".join(f"`{each.name}` {_score(each)}" for each in measured[:MOST]) or "none"
 
 
 def _notes(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]:
     """Return lines on decoding, on what to avoid, and on what was not measured."""
-    first, lines = shown[0].found, []
+    first, lines = shown[0].measured, []
     state = {name: mean_cost(each.rows, "state-100") or math.inf for name, each in first.items()}
-    saving = [each for each in first.values() if state[each.name] <= SAVING * state["full"] < math.inf]
+    economical = [each for each in first.values() if state[each.name] <= SAVING * state["full"] < math.inf]
     lines.append(
-        f"- **Fast decoding, little memory**: {len(saving)} mechanisms keep at most {SAVING:.0%} of the state of "
+        f"- **Fast decoding, little memory**: {len(economical)} mechanisms keep at most {SAVING:.0%} of the state of "
         f"`full` after 100 tokens. Best of them on `{shown[0].head}`: "
-        f"{_names(sorted(saving, key=lambda each: -each.score.mean))}."
+        f"{_names(sorted(economical, key=lambda each: -each.score.mean))}."
     )
     tasks = [question for question in shown if "@" not in question.column]
     worse = [
-        name for name in first if all(question.found[name].mark == "-" for question in tasks if name in question.found)
+        name
+        for name in first
+        if all(question.measured[name].mark == "-" for question in tasks if name in question.measured)
     ]
     worse.sort(key=lambda name: first[name].score.mean)
     where = " and ".join(f"`{question.head}`" for question in tasks)
@@ -175,7 +177,7 @@ def _notes(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]:
         "[slow-learners.md](slow-learners.md) says why some learn slowly."
     )
     missing = [
-        f"{question.use} ({sum(len(each.rows) for each in question.found.values())} trainings of {question.total} "
+        f"{question.use} ({sum(len(each.rows) for each in question.measured.values())} trainings of {question.total} "
         f"entries, `mtkit compare --study {question.study}`)"
         for question in answers
         if not question.complete
@@ -190,8 +192,8 @@ def _notes(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]:
 def _doubts(shown: Sequence[Question]) -> list[str]:
     lines = []
     for question in shown:
-        full = question.found["full"].score
-        tested = [each.score.p for each in question.found.values() if each.score.p is not None]
+        full = question.measured["full"].score
+        tested = [each.score.p for each in question.measured.values() if each.score.p is not None]
         if full.low is None or full.high is None:  # all seeds of each entry have the same score
             continue
         lines.append(
@@ -210,11 +212,11 @@ def _doubts(shown: Sequence[Question]) -> list[str]:
 
 
 def _table(shown: Sequence[Question]) -> list[tuple[str, ...]]:
-    first, long = shown[0].found, long_costs()
+    first, long = shown[0].measured, long_costs()
     rows = [("attention", "family", "cost", *(question.head for question in shown), f"cost at {LENGTH:,}", "state")]
     for each in sorted(first.values(), key=lambda each: -each.score.mean):
         mechanism = mechanisms()[each.name]
-        scores = [_score(question.found.get(each.name)) for question in shown]
+        scores = [_score(question.measured.get(each.name)) for question in shown]
         state = mean_cost(each.rows, "state-100")
         cost = f"{long[each.name]:.2f}" if each.name in long else "-"
         costs = (cost, "-" if state is None else in_words(round(state)))
@@ -229,14 +231,14 @@ def _score(each: Measured | None) -> str:
 def claims_page(answers: Sequence[Question]) -> str:
     """Return docs/claims.md."""
     rows = [("attention", "the paper claims", "nearest task", "score", "`full`", "verdict")]
-    shown = {question.place: question.found for question in answers if question.complete}
+    shown = {question.place: question.measured for question in answers if question.complete}
     counts: dict[str, int] = {}
     for name, claim in claims().items():
-        found = shown.get(claim.task or "", {})
-        each = found.get(name)
+        measured = shown.get(claim.task or "", {})
+        each = measured.get(name)
         said = verdict(claim, each)
         counts[said] = counts.get(said, 0) + 1
-        numbers = (_score(each), f"{found['full'].score.mean:.1f}" if each else "-")
+        numbers = (_score(each), f"{measured['full'].score.mean:.1f}" if each else "-")
         rows.append((f"`{name}`", claim.claim, claim.task or "none", *numbers, said))
     total = ", ".join(f"{counts[said]} {said}" for said in sorted(counts, key=lambda said: -counts[said]))
     parts = [
@@ -254,14 +256,16 @@ def claims_page(answers: Sequence[Question]) -> str:
 
 def picture(answers: Sequence[Question]) -> Any:
     """Return the figure: a point per mechanism, the mean over the complete probes, against the cost of a long layer."""
-    groups = [question.found for question in answers if question.complete and question.column == "token"]
-    values = [tuple(map(fmean, zip(*(found[name].values for found in groups), strict=False))) for name in groups[0]]
+    groups = [question.measured for question in answers if question.complete and question.column == "token"]
+    values = [
+        tuple(map(fmean, zip(*(measured[name].values for measured in groups), strict=False))) for name in groups[0]
+    ]
     long = long_costs()
     points = [
         Point(name, mechanisms()[name].family, of, pooled.low, pooled.high, {"length": long.get(name)})
         for name, of, pooled in zip(groups[0], values, pool(values), strict=True)
     ]
-    tasks = " and ".join(str(question.task) for question in answers if question.found in groups)
+    tasks = " and ".join(str(question.task) for question in answers if question.measured in groups)
     title = f"FLOPs of a layer at {LENGTH:,} tokens, relative to full"
     with styled([*groups[0], title]):
         return draw_cost(points, "length", "token", tasks, Cost(f"cost at {LENGTH:,} tokens", title))
