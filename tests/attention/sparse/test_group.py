@@ -176,10 +176,8 @@ def test_many_steps_of_beams_give_what_forward_gives(
         query, breaks = query.take_along_dim(index[..., None, None], 1), breaks.take_along_dim(index[..., None], 1)
 
 
-@pytest.mark.parametrize("long", [2, group.LONG])
 @torch.no_grad()
-def test_steps_read_the_source_sentence_of_each_hypothesis(long: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "LONG", long)
+def test_steps_read_the_source_sentence_of_each_hypothesis() -> None:
     attention, (memory, marks, _) = make("cross"), document(SOURCES)
     memory, marks = memory.repeat(2, 1, 1), marks.repeat(2, 1)
     marks[1] -= 2 * (marks[1] > 1)  # the second document has one sentence less
@@ -194,7 +192,6 @@ def test_steps_read_the_source_sentence_of_each_hypothesis(long: int, monkeypatc
             query_marks=own[:, n : n + 1],
             memory_marks=marks,
             memory_valid=valid,
-            need_weights=True,
         ).output
         for n in range(3)
     ]
