@@ -44,7 +44,6 @@ def attend_within(
     count = len(key) // longest + 1
     query_rows, key_rows = _Rows.of(queries, own, own_row, count), _Rows.of(keys, key, row, count)
     same = query_rows.number.unsqueeze(2) == key_rows.number.unsqueeze(1)
-    same &= query_rows.number.unsqueeze(2) >= 0
     heads, _ = attend(
         query_rows.gather(q),
         key_rows.gather(k),
