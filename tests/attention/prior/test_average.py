@@ -70,9 +70,11 @@ def test_a_sum_of_bfloat16_tokens_is_kept_in_float32() -> None:
 
 @torch.no_grad()
 def test_prefix_sums_of_bfloat16_tokens_are_not_rounded() -> None:
-    """bfloat16 rounds 257 to 256: every mean of ones is one only if sums are in float32."""
-    ones = torch.ones(2, 600, 32).bfloat16()
-    assert (make(ffn=False, gate=False)(ones).output == 1).all()
+    """Means of positive numbers are rounded once, to 8 bits; sums in bfloat16 would be rounded before."""
+    tokens = torch.rand(2, 600, 32).bfloat16()
+    output = make(ffn=False, gate=False)(tokens).output
+    means = tokens.double().cumsum(1) / torch.arange(1, 601).unsqueeze(1)
+    torch.testing.assert_close(output.double(), means, rtol=1.01 * 2**-8, atol=0)
 
 
 def test_nothing_of_full_is_taken_over_and_no_other_role_is_played() -> None:
