@@ -1,5 +1,7 @@
 """Promise 1: padding changes nothing, neither by being there nor by what it holds."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,17 @@ from tests.contract.cases import Case, each, small, valid_mask
 from tests.contract.stack import Stack, apart, heads_of_zero, make, memory_for, tokens
 
 CLOSE = 1e-5
+
+
+def check_close(stack: Stack, got: Tensor, x: Tensor, alone: Tensor, what: str) -> None:
+    """Asks that `got` is the output of x alone, up to 1e-5 or four times that output's own error in float32.
+
+    A norm of a read near zero multiplies rounding errors by up to 300.
+    """
+    difference = apart(got, alone)
+    if difference >= CLOSE:
+        exact = run(deepcopy(stack).double(), x.double(), None)
+        assert difference < 4 * apart(alone.double(), exact), what
 
 
 def ragged_lengths(case: Case) -> list[int]:
@@ -22,7 +35,7 @@ def ragged_lengths(case: Case) -> list[int]:
 def run(stack: Stack, x: Tensor, valid: Tensor | None) -> Tensor:
     """In the self roles x is the query, in the cross role the memory of a query of four tokens."""
     if stack.site.role == "cross":
-        query = torch.linspace(-2, 2, 4 * 32).view(1, 4, 32).expand(len(x), 4, 32)
+        query = torch.linspace(-2, 2, 4 * 32, dtype=x.dtype).view(1, 4, 32).expand(len(x), 4, 32)
         return stack(query, x, memory_valid=valid)
     return stack(x, query_valid=valid)
 
@@ -42,7 +55,7 @@ def check_padding(stack: Stack, x: Tensor, pads: list[int]) -> None:
         longer = torch.cat([x, 1e4 * torch.randn(len(x), pad, x.shape[2])], dim=1)
         output = run(stack, longer, valid_mask([length] * len(x), length + pad))
         assert output.isfinite().all()
-        assert apart(real(stack, output, length), real(stack, expected, length)) < CLOSE, f"{pad} of padding"
+        check_close(stack, real(stack, output, length), x, expected, f"{pad} of padding")
 
 
 def check_ragged(stack: Stack, lengths: list[int], width: int) -> None:
@@ -51,8 +64,9 @@ def check_ragged(stack: Stack, lengths: list[int], width: int) -> None:
     together = run(stack, x.where(valid.unsqueeze(2), 1e4 * torch.randn_like(x)), valid)
     assert together.isfinite().all()
     for row, length in enumerate(lengths):
-        alone = run(stack, x[row : row + 1, :length], None)
-        assert apart(real(stack, together[row : row + 1], length), alone) < CLOSE, f"length {length}"
+        segment = x[row : row + 1, :length]
+        got = real(stack, together[row : row + 1], length)
+        check_close(stack, got, segment, run(stack, segment, None), f"length {length}")
 
 
 @each()
