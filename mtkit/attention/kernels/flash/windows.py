@@ -20,7 +20,7 @@ ROWS_AT_ONCE = 1 << 13
 
 
 def windows_are_faster(q: Tensor, layout: WindowLayout) -> bool:
-    """Whether windows overlap, or have columns, and are more than are worked on at a time."""
+    """Return whether the layout has overlapping windows or columns, and more queries than are worked on at a time."""
     apart = layout.width + layout.columns == layout.block
     return layout.blocks > 1 and not apart and q.shape[:3].numel() > ROWS_AT_ONCE
 
@@ -74,12 +74,12 @@ class WindowPart:
 
 
 def _streams(x: Tensor, layout: WindowLayout) -> Tensor:
-    """A view (B, H, streams, T / streams, K) of (B, H, T, K)."""
+    """Return a view (B, H, streams, T / streams, K) of (B, H, T, K)."""
     return x.unflatten(2, (-1, layout.dilation)).transpose(2, 3)
 
 
 def _chunks(q: Tensor, k: Tensor, v: Tensor, layout: WindowLayout, valid: Tensor | None) -> Iterator["_Chunk"]:
-    """All blocks; blocks that share a mask are in one chunk."""
+    """Yield all blocks, a few at a time; neighbours that see alike share their masks."""
     most = max(ROWS_AT_ONCE // (len(q) * q.shape[1] * layout.dilation * layout.block), 1)
     for start, end in layout.groups(valid):
         together = _masks(q, layout, start, end, valid) if layout.alike(start, end, valid) else None
@@ -89,11 +89,11 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, layout: WindowLayout, valid: Tensor
 
 
 Mask = tuple[Tensor | None, Tensor | None]
-"""What is added to the scores of blocks, None where nothing is, and which queries see a key, None where all do."""
+"""What is added to the scores of blocks (None: nothing), and which queries see a key (None: all)."""
 
 
 def _masks(q: Tensor, layout: WindowLayout, first: int, last: int, valid: Tensor | None) -> list[Mask]:
-    """Of blocks `first` to `last` beside their windows, and beside the columns."""
+    """Return the masks of blocks `first` to `last` for their windows, and for the columns if there are any."""
     all_keys = layout.visible(first, last, valid, Union(()), q.device)
     columns, windows = all_keys.tensor_split([layout.columns], -1)
     masks: list[Mask] = []
@@ -105,17 +105,17 @@ def _masks(q: Tensor, layout: WindowLayout, first: int, last: int, valid: Tensor
 
 
 class _Part:
-    """Queries (B, H, streams, blocks, c, K) beside keys and values (B, G, streams, blocks, L, K), for the kernel."""
+    """Queries (B, H, streams, blocks, c, K) with keys and values (B, G, streams, blocks, L, K), for the kernel."""
 
     def __init__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> None:
-        """`mask` broadcasts to (B, H, streams, blocks, c, L), and (..., c, 1)."""
+        """Lay out rows for the kernel; `mask` broadcasts to (B, H, streams, blocks, c, L), and (..., c, 1)."""
         self._fold, self._keys, self._values = Fold(q, keys), keys.shape, values.shape
         self._rows = [upcast(x) for x in (self._fold.queries(q), self._fold.keys(keys), self._fold.keys(values))]
         self._mask = None if mask[0] is None else self._fold.mask(mask[0])
         self._some = mask[1]
 
     def attended(self, scale: float) -> tuple[Tensor, Tensor]:
-        """The outputs (B, H, streams, blocks, c, V) and their log-sum-exp (..., 1), the least number without a key."""
+        """Return outputs (B, H, streams, blocks, c, V) and log-sum-exp (..., 1), the least number without a key."""
         heads, log_sum = KERNEL(*self._rows, 0.0, False, attn_mask=self._mask, scale=scale)
         log_sum = self._fold.unfold(log_sum.unsqueeze(-1))
         if self._some is not None:  # to the kernel such a query sees all keys
@@ -123,7 +123,7 @@ class _Part:
         return self._fold.unfold(heads), log_sum
 
     def gradients(self, d_heads: Tensor, heads: Tensor, log_sum: Tensor, scale: float) -> list[Tensor]:
-        """Of queries, keys and values, in their axes, from the whole softmax's d_heads, heads and log_sum."""
+        """Return gradients of queries, keys and values from the whole softmax's d_heads, heads and log_sum."""
         if self._some is not None:
             log_sum = log_sum.where(self._some, torch.finfo(log_sum.dtype).max)
         d_heads, heads, log_sum = (self._fold.queries(x) for x in (d_heads, heads, log_sum))
@@ -133,7 +133,7 @@ class _Part:
 
 
 class _Chunk:
-    """A few blocks of queries, from the first on, beside their windows, and beside the columns as one block.
+    """A few blocks of queries, from the first on, with their windows; all together read the columns.
 
     Columns next to each window would be copied as often as there are blocks.
     """
@@ -160,7 +160,7 @@ class _Chunk:
             self._parts.append(_Part(self._merged(block_rows), keys, values, (next(mask), next(mask))))
 
     def attended(self, scale: float) -> tuple[Tensor, Tensor]:
-        """The outputs (B, H, streams, blocks, c, V) and their log-sum-exp (..., 1), the least number without a key."""
+        """Return outputs (B, H, streams, blocks, c, V) and log-sum-exp (..., 1), the least number without a key."""
         heads, log_sum = self._parts[0].attended(scale)
         for part in self._parts[1:]:
             others, sums = (x.view(*x.shape[:3], *self._shape, -1) for x in part.attended(scale))
@@ -168,7 +168,7 @@ class _Chunk:
         return heads, log_sum
 
     def gradients(self, d_heads: Tensor, heads: Tensor, log_sum: Tensor, scale: float) -> list[list[Tensor]]:
-        """Of the queries in blocks, of keys and of values, by part, from those (B, H, T, ...) of the whole softmax."""
+        """Return gradients of blocks of queries, keys and values, by part, from the whole softmax (B, H, T, ...)."""
         d_heads, heads, log_sum = (upcast(self._blocks(x)) for x in (d_heads, heads, log_sum))
         first, *rest = self._parts
         gradients = [first.gradients(d_heads, heads, log_sum, scale)]
@@ -179,17 +179,17 @@ class _Chunk:
         return gradients
 
     def _merged(self, x: Tensor) -> Tensor:
-        """(B, H, streams, blocks, c, ...) as one block; what is alike for all blocks is repeated."""
+        """Return (B, H, streams, blocks, c, ...) as one block; what is alike for all blocks is repeated."""
         return x.expand(*x.shape[:3], *self._shape, -1).flatten(3, 4).unsqueeze(3)
 
     def _blocks(self, x: Tensor) -> Tensor:
-        """(B, H, streams, blocks, c, ...) of x (B, H, T, ...)."""
+        """Return the blocks (B, H, streams, blocks, c, ...) of x (B, H, T, ...)."""
         block_rows = _streams(x, self._layout)[:, :, :, self._places]
         if missing := self._places.stop - self._places.start - block_rows.shape[3]:
             block_rows = F.pad(block_rows, (0, 0, 0, missing))
         return block_rows.unflatten(3, (-1, self._layout.block))
 
     def put(self, total: Tensor, blocks: Tensor) -> None:
-        """Writes blocks (B, H, streams, blocks, c, ...) to where they belong in total (B, H, T, ...)."""
+        """Write blocks (B, H, streams, blocks, c, ...) to where they belong in total (B, H, T, ...)."""
         block_rows = _streams(total, self._layout)[:, :, :, self._places]
         block_rows.copy_(blocks.flatten(3, 4)[:, :, :, : block_rows.shape[3]])
