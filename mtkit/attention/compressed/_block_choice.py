@@ -30,10 +30,11 @@ class BlockChoice(NamedTuple):
     selected: int
     causal: bool
 
-    def best(self, importance: Tensor, position: Tensor | None, valid: Tensor | None) -> Tensor:
-        """Return the selected blocks (B, G, T, n); M means none. valid (B, S) of the tokens.
+    def best(self, importance: Tensor, position: Tensor | None, lengths: Tensor | None) -> Tensor:
+        """Return the selected blocks (B, G, T, n); M means none.
 
-        importance (B, G, T, M) of blocks. Queries at positions (T, 1) select the blocks near them first.
+        importance (B, G, T, M) of blocks; lengths (B,) without padding. Queries at positions (T, 1) select the blocks
+        near them first.
         """
         block = torch.arange(importance.shape[-1], device=importance.device)
         if position is not None:
@@ -43,8 +44,8 @@ class BlockChoice(NamedTuple):
             importance.scatter_(-1, own.expand(*importance.shape[:-1], -1), float("inf"))
             if self.causal:
                 importance.masked_fill_(block > own, float("-inf"))
-        if valid is not None:
-            importance = importance.masked_fill(block * self.size >= valid.sum(1).view(-1, 1, 1, 1), float("-inf"))
+        if lengths is not None:
+            importance = importance.masked_fill(block * self.size >= lengths.view(-1, 1, 1, 1), float("-inf"))
         return best_blocks(importance, self.selected)
 
     def importance(self, weights: Tensor, blocks: int) -> Tensor:
@@ -103,8 +104,8 @@ def attend_and_choose(
         few = -(-some.stop // choice.size) if choice.causal else blocks  # later blocks are not seen
         importance = (choice.importance(weights, few) * share).unflatten(1, (-1, some.stop - some.start)).sum(1)
         position = torch.arange(some.start, some.stop, device=q.device).unsqueeze(-1) if self_role else None
-        there = None if valid is None else valid.repeat_interleave(groups, 0)[streams]
-        best = choice.best(importance.unsqueeze(1), position, there)[:, 0]
+        here = None if lengths is None else lengths[streams]
+        best = choice.best(importance.unsqueeze(1), position, here)[:, 0]
         chosen[streams, some] = best.masked_fill_(best == few, blocks)
 
     count, hidden = choice.padded(blocks), None

@@ -281,7 +281,8 @@ class NativeSparse(HeadAttention):
         with torch.autocast(q.device.type, enabled=False):
             importance = self.choice.importance(weights, -(-length // self.size))  # (B, H, N, M)
         importance = importance.unflatten(1, (self.projection.key_heads, -1)).sum(2)
-        chosen = self.choice.best(importance, position, valid).transpose(1, 2)  # (B, N, G, n)
+        lengths = None if valid is None else valid.sum(1)
+        chosen = self.choice.best(importance, position, lengths).transpose(1, 2)  # (B, N, G, n)
         place, exists = places_in_blocks(chosen, self.size, length, valid)
         keys, values = (picked(x, place) for x in (keys, values))
         visible = exists.repeat_interleave(q.shape[2] // exists.shape[2], 2)
