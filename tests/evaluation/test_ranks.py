@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from mtkit.errors import MtkitError
 from mtkit.evaluation.ranks import rank
@@ -112,7 +113,6 @@ def test_false_positives_are_5_per_cent() -> None:
 
 @pytest.mark.peer
 def test_ranks_are_those_of_scipy() -> None:
-    stats = pytest.importorskip("scipy.stats")
     scores = np.random.default_rng(2).integers(0, 6, (12, 7)).astype(float)
     ranks = rank(scores)
     assert ranks.means == pytest.approx(stats.rankdata(-scores, axis=1).mean(axis=0).tolist())

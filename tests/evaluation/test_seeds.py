@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray
+from scipy import stats
 
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import ALL_METRICS, named_metrics, wilson, with_intervals
@@ -128,7 +129,6 @@ def constant(values: list[float]) -> list[Statistics]:
 
 @pytest.mark.peer
 def test_without_variation_between_segments_the_test_is_that_of_scipy() -> None:
-    stats = pytest.importorskip("scipy.stats")
     (tested,) = differences(score_seeds([constant(ONE), constant(TWO)], 50))
     theirs = stats.ttest_ind(TWO, ONE, equal_var=False)
     assert tested.p == pytest.approx(theirs.pvalue, rel=1e-6)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from mtkit.errors import DataError, MtkitError
 from mtkit.evaluation.report import score_side, side_object, side_text
@@ -69,7 +70,6 @@ def test_a_score_is_the_mean_and_its_interval_is_of_resampled_means() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-7, 1e4])
 def test_the_paired_test_is_the_exact_permutation_test_at_any_scale(scale: float) -> None:
-    stats = pytest.importorskip("scipy.stats")
     for number, scores in enumerate(SCORES):
         write(f"scores{number}", [repr(score * scale) for score in scores])
     files = {"Mine": [Path("scores0"), Path("scores1")]}

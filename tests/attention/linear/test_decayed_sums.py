@@ -112,6 +112,7 @@ def test_a_constant_decay_weighs_both_sides_by_the_distance_and_none_is_the_plai
         wanted = (x.q @ x.k.mT * gamma**distance) @ x.v
         torch.testing.assert_close(read_both_ways(same, same, 7), wanted)
         torch.testing.assert_close(read_causal(same, 7), (x.q @ x.k.mT * gamma**distance).tril() @ x.v)
+        torch.testing.assert_close(sums_after(same, 7), (x.k * gamma ** distance[:, -1:]).mT @ x.v)
 
 
 @pytest.mark.parametrize("delta", [False, True])
