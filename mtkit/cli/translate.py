@@ -124,6 +124,10 @@ def translate(
         int | None,
         typer.Option(help="Maximum pieces per translation.  [default: by source length, from training data]"),
     ] = None,
+    document_pieces: Annotated[
+        int | None,
+        typer.Option(help="Maximum source pieces of lines of a document to translate at once.  [default: as trained]"),
+    ] = None,
     context: Annotated[
         int | None,
         typer.Option(help="Lines of a long document to read again before the next.  [default: 0]"),

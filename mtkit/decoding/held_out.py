@@ -77,7 +77,7 @@ class HeldOut:
         self, settings: DecodingSettings, *, joined: bool = True, trained_on: TrainedOn | None = None
     ) -> SourceLines:
         """The source lines to translate; documents that are `joined` allow one translation per line."""
-        documents = self.documents if joined and settings.n_best == 1 else None
+        documents = self.documents and self.documents.under(settings) if joined and settings.n_best == 1 else None
         return SourceLines(self.sources, self.directions, documents, trained_on or TrainedOn())
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -49,8 +50,9 @@ class Translator:
         `engine` is one of `mtkit.decoding.engines.selection.ENGINES`; `say` gets a message if it is not mtkit's engine.
         With `forks`, mtkit's engine decodes in processes (`mtkit.decoding.parallel`), as in mtkit's commands.
 
-        Raises: MtkitError for runs that do not share tokenizers and directions, and for an unavailable device, dtype or
-        engine; RunError for a checkpoint that cannot be loaded.
+        Raises: MtkitError for runs that do not share tokenizers and directions, for more pieces of joined lines than
+        their models can read, and for an unavailable device, dtype or engine; RunError for a checkpoint that cannot be
+        loaded.
         """
         settings = runs[0].recipe.decoding if settings is None else settings
         for run in runs:
@@ -75,6 +77,7 @@ class Translator:
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
         workers = Workers.where_possible(where) if forks and not elsewhere else None
         self.engine = ModelEngine(self.model, settings, arithmetic, workers=workers)
+        self._check_document_pieces()
         if elsewhere:
             self.engine = make_ctranslate2_engine(self.engine, runs[0], chosen[0], say=say)
             say(f"{self.engine.program} decodes (--engine {engine}); --engine mtkit decodes with mtkit's own search")
@@ -96,14 +99,24 @@ class Translator:
     def with_settings(self, settings: DecodingSettings) -> "Translator":
         """The same loaded model with other decoding settings; mtkit's engine is used if another does not support them.
 
-        Raises: MtkitError if the user named an engine that does not support them.
+        Raises: MtkitError if the user named an engine that does not support them, and for more pieces of joined lines
+        than the models can read.
         """
         other, engine, (name, arithmetic, where) = copy(self), self.engine, self._asked
         other.about = {**self.about, "settings": settings.model_dump()}
         if engine is not engine.own and not uses_ctranslate2(name, self.runs, settings, arithmetic, where):
             engine, other.about["engine"] = engine.own, engine.own.program
         other.settings, other.engine = settings, engine.with_settings(settings)
+        other._check_document_pieces()
         return other
+
+    def _check_document_pieces(self) -> None:
+        pieces, longest = self.settings.document_pieces, self.engine.longest_source
+        if pieces is not None and longest is not None and pieces >= longest:
+            raise MtkitError(
+                f"decoding.document_pieces = {pieces} is too large for the model, which reads {longest:,} pieces with "
+                f"the end mark (model.max_length); give at most {longest - 1}"
+            )
 
     def shorten(self, lexicon: Lexicon, say: Callable[[str], object] = lambda message: None) -> None:
         """Restrict translations from now on to the pieces on the shortlists of the lexicon.
@@ -147,7 +160,8 @@ class Translator:
     @property
     def document_pieces(self) -> int | None:
         """The maximum number of pieces in joined lines; None unless all runs were trained on documents."""
-        return document_pieces(self.runs)
+        trained = document_pieces(self.runs)
+        return trained and (self.settings.document_pieces or trained)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -284,7 +298,9 @@ class Translator:
 
     def context_limits(self, direction: str | None = None) -> ContextLimits | None:
         """The limits of context in this direction (None: the first); None if the runs use none."""
-        return ContextLimits.of(self.runs, direction or self.runs[0].directions[0])
+        limits = ContextLimits.of(self.runs, direction or self.runs[0].directions[0])
+        pieces = self.settings.document_pieces
+        return limits if limits is None or pieces is None else replace(limits, pieces=pieces)
 
 
 def document_pieces(runs: Sequence[Run]) -> int | None:
@@ -314,9 +330,11 @@ def joins_documents(
     trained = document_pieces(runs) is not None
     if requested and not trained:
         raise MtkitError("--documents needs a run trained on documents (data.documents in its recipe); leave it out")
-    if settings.context and (not trained or requested is False):
-        reason = "leave out --sentences" if trained else "the run was not trained on documents"
-        raise MtkitError(f"decoding.context = {settings.context} is for lines of a document: {reason}")
+    if not trained or requested is False:
+        for name in ("context", "document_pieces"):
+            if value := getattr(settings, name):
+                reason = "leave out --sentences" if trained else "the run was not trained on documents"
+                raise MtkitError(f"decoding.{name} = {value} is for lines of a document: {reason}")
     if not trained or requested is False:
         return False
     if forced:

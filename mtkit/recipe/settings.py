@@ -118,6 +118,9 @@ class DecodingSettings(Settings):
     max_pieces: PositiveInt | None = None
     """Maximum pieces of a translation, including the end mark. Default: slightly more than the longest target
     of training pairs with a similar source length, at least 2 x the source's pieces, and at least 20."""
+    document_pieces: PositiveInt | None = None
+    """Maximum source pieces of lines of a document that are translated at once. Default: as in training. Documents
+    only."""
     context: NonNegativeInt = 0
     """Sentences that are read again, with their translations, before the next sentences of a document, if the document
     is too long to be translated at once. Documents only."""

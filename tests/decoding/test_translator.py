@@ -10,13 +10,13 @@ from mtkit.data.lengths import lengths_of
 from mtkit.decoding.files import translate_side
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import Lexicon
-from mtkit.decoding.lines.source import TrainedOn
-from mtkit.decoding.translator import Translator, document_pieces
+from mtkit.decoding.lines.source import Source, TrainedOn
+from mtkit.decoding.translator import Translator, document_pieces, joins_documents
 from mtkit.errors import MtkitError, RunError
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 from mtkit.text.tokenizer import PAD
-from tests.decoding.trained import Trained, make_run, sentences, three_threads
+from tests.decoding.trained import LONGEST, Trained, make_run, sentences, three_threads
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,34 @@ def test_lines_and_sides_get_the_same(trained: Trained) -> None:
     assert path.read_text() == "".join(f"{each[0].text}\n" for each in found)
     alone, _, _ = translate_side(translator, side, joined=False)
     assert not any(each[0].together > 1 for each in alone)
+
+
+def test_the_settings_can_join_more_lines_than_training(trained: Trained) -> None:
+    usual = Translator([trained.run], DecodingSettings(method="greedy"))
+    wide = usual.with_settings(DecodingSettings(method="greedy", document_pieces=LONGEST - 1, context=1))
+    assert usual.document_pieces == trained.run.document_pieces < LONGEST - 1 == wide.document_pieces
+    lines = sentences(12, 4)
+
+    def windows(translator: Translator) -> list[list[int]]:
+        text = translator.source(lines, direction="en-fr", documents=[1] * 12)
+        return [window.lines for window in Source(text, trained.prepared.tokenizers.source, LONGEST).windows()]
+
+    narrow = usual.with_settings(DecodingSettings(method="greedy", document_pieces=12))
+    assert max(map(len, windows(narrow))) < max(map(len, windows(usual)))
+    assert all(
+        len(window) == 1 for window in windows(usual.with_settings(DecodingSettings(document_pieces=1))) or [[0]]
+    )
+    limits = (usual.context_limits("en-fr"), wide.context_limits("en-fr"))
+    assert [limit and limit.pieces for limit in limits] == [20, LONGEST - 1]
+    side = held_out(trained.prepared).lines(wide.settings).documents  # as validation in training joins them
+    assert side is not None
+    assert (side.pieces, side.context) == (LONGEST - 1, 1)
+    with pytest.raises(MtkitError, match=rf"document_pieces = {LONGEST} .* give at most {LONGEST - 1}"):
+        usual.with_settings(DecodingSettings(document_pieces=LONGEST))
+    with pytest.raises(MtkitError, match=rf"document_pieces = {LONGEST} "):
+        Translator([trained.run], DecodingSettings(document_pieces=LONGEST))
+    with pytest.raises(MtkitError, match="document_pieces = 9 is for lines of a document: leave out --sentences"):
+        joins_documents([trained.run], False, DecodingSettings(document_pieces=9), say=print)
 
 
 def test_what_decides_a_translation_is_its_identity(trained: Trained, tmp_path: Path) -> None:

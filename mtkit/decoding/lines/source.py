@@ -16,6 +16,7 @@ from mtkit.decoding.contract import Term
 from mtkit.decoding.glossary import Glossary
 from mtkit.decoding.lines.splitting import split_sentences, split_to_fit
 from mtkit.errors import MtkitError, did_you_mean, shown
+from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 from mtkit.text.languages import languages_of
 from mtkit.text.tokenizer import BREAK, EOS, Tokenizer
@@ -90,6 +91,10 @@ class Documents:
     """Maximum source pieces of joined lines, breaks counted."""
     context: int = 0
     """Lines that are read again before the next lines of a document (`DecodingSettings.context`)."""
+
+    def under(self, settings: DecodingSettings) -> "Documents":
+        """The same documents with the numbers of pieces and context lines of these settings."""
+        return replace(self, pieces=settings.document_pieces or self.pieces, context=settings.context)
 
     def at(self, rows: Sequence[int]) -> "Documents":
         """The documents of some lines."""
