@@ -232,6 +232,9 @@ class Recipe(Settings):
         return self
 
 
+ROLES = ("name", "encoder", "decoder", "cross")
+
+
 def load_recipe(
     path: Path | None = None, overrides: Mapping[str, Any] | None = None, begun: Path | None = None
 ) -> Recipe:
@@ -279,11 +282,18 @@ def make_recipe(settings: Mapping[str, Any], origin: str | None = None) -> Recip
 def overridden(settings: Mapping[str, Any], above: Mapping[str, Any], origin: str | None = None) -> dict[str, Any]:
     """Return a user's settings, overridden by the settings `above`.
 
+    If `above` names an attention that the settings do not name, their attention options are left out.
+
     Raises: RecipeError that starts with `origin`, if `above` would replace an invalid value with a mapping.
     """
     settings, above = with_task(settings), with_task(above)
     if _replaces(settings, above):
         make_recipe(settings, origin)
+    attention, chosen = settings.get("attention"), above.get("attention")
+    if isinstance(attention, Mapping) and isinstance(chosen, Mapping):
+        named = [attention[role] for role in ROLES if attention.get(role) is not None]
+        if named and chosen.get("name") not in (None, *named):
+            settings = {**settings, "attention": {key: value for key, value in attention.items() if key != "options"}}
     return merged(settings, above)
 
 
@@ -340,9 +350,6 @@ def _groups(annotation: Any) -> Iterator[Any]:
         yield annotation
     for argument in get_args(annotation):
         yield from _groups(argument)
-
-
-ROLES = ("name", "encoder", "decoder", "cross")
 
 
 def with_inherited(own: Mapping[str, Any], begun: Path | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mtkit.errors import RecipeError
-from mtkit.recipe import differences, load_recipe, make_recipe
+from mtkit.recipe import differences, load_recipe, make_recipe, overridden
 
 
 def test_command_line_wins_over_file_over_preset(tmp_path: Path) -> None:
@@ -183,3 +183,24 @@ def test_options_lie_over_those_of_the_run_unless_a_mechanism_is_named(
     (tmp_path / "run.json").write_text("{}")
     found = load_recipe(None, {"training": {"init_from": str(tmp_path)}, "attention": given}).attention
     assert {name: getattr(found, name) for name in attention} == attention
+
+
+@pytest.mark.parametrize(
+    ("below", "name", "options"),
+    [
+        ({"name": "group"}, "full", {}),
+        ({"name": "group"}, "group", {"gate_bias": 2.0}),
+        ({"encoder": "group", "cross": "band"}, "group", {"gate_bias": 2.0}),
+        ({"encoder": "group"}, "linear", {}),
+        ({}, "group", {"gate_bias": 2.0}),
+        ({"name": "group"}, None, {"gate_bias": 2.0}),
+    ],
+)
+def test_another_mechanism_does_not_get_the_options_of_the_recipes(
+    below: dict[str, str], name: str | None, options: dict[str, float]
+) -> None:
+    recipe = {"attention": {**below, "options": {"gate_bias": 2.0}}}
+    roles = {} if name is None else {"name": name, "encoder": None, "decoder": None, "cross": None}
+    assert make_recipe(overridden(recipe, {"attention": roles})).attention.options == options
+    both = make_recipe(overridden(recipe, {"attention": {**roles, "options": {"window_radius": 3}}}))
+    assert both.attention.options == {**options, "window_radius": 3}
