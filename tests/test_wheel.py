@@ -41,5 +41,6 @@ def test_mtkit_runs_from_its_wheel(tmp_path: Path) -> None:
     recipes = {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
     assert recipes <= set(said("-m", "mtkit", "recipes").split())
     assert {path.stem for path in (ROOT / "studies").glob("*.yaml")} <= set(said("-m", "mtkit", "studies").split())
+    assert "  measured select " in said("-m", "mtkit", "attentions", "nystrom")
     for name in ("py.typed", "serving/page.html"):
         assert (there / "mtkit" / name).is_file()

@@ -1,10 +1,17 @@
-"""The mechanisms for readers: one table of all, and one page for each."""
+"""The mechanisms for readers: one table of all, and one page for each.
+
+What a mechanism is good at, and its scores, are in SCORES, which `python -m mtkit.experiments.pages.write` makes from
+the results of studies.
+"""
 
 import inspect
 import math
 import re
 import sys
 import textwrap
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from mtkit.attention.contract import ROLES
@@ -12,15 +19,28 @@ from mtkit.attention.options import declared
 from mtkit.attention.registry import Mechanism, find, mechanisms
 from mtkit.attention.slots import SLOTS
 from mtkit.errors import MtkitError, shown
+from mtkit.storage.records import read_object
 from mtkit.terminal import aligned
+
+SCORES = Path(__file__).parents[1] / "studies" / "scores.json"
+"""By mechanism, what it is good at and its scores in the studies that come with mtkit."""
+
+
+@cache
+def measured() -> Mapping[str, Mapping[str, str]]:
+    """Return `good_at` and `row` of each mechanism in SCORES; mechanisms of other packages have none."""
+    found: Mapping[str, Mapping[str, str]] = read_object(SCORES)
+    return found
 
 
 def table() -> str:
-    """Return a table of all mechanisms with family, roles, cost and paper, sorted by family."""
-    rows = [("name", "family", "roles", "cost", "paper")]
+    """Return a table of all mechanisms with family, roles, cost, use and paper, sorted by family."""
+    rows = [("name", "family", "roles", "cost", "good at", "paper")]
     for mechanism in sorted(mechanisms().values(), key=lambda entry: (entry.family, entry.name)):
-        rows.append((mechanism.name, mechanism.family, roles(mechanism), mechanism.complexity, mechanism.paper))
-    return aligned(rows, left=range(5))
+        good = measured().get(mechanism.name, {}).get("good_at", "")
+        rows.append((mechanism.name, mechanism.family, roles(mechanism), mechanism.complexity, good, mechanism.paper))
+    note = "good at: in small models, better than full or at most 2 points lower; docs/choose.md explains it."
+    return f"{aligned(rows, left=range(6))}\n\n{note}"
 
 
 def year_table(first: int | None = None, last: int | None = None) -> str:
@@ -82,6 +102,7 @@ def describe(name: str) -> str:
     Raises: MtkitError for an unknown name.
     """
     mechanism = find(name)
+    scores = measured().get(mechanism.name, {})
     facts = {
         "paper": mechanism.paper,
         "family": mechanism.family,
@@ -93,6 +114,8 @@ def describe(name: str) -> str:
             if mechanism.longest_path is None
             else {"path": f"{mechanism.longest_path}, in layers between any two tokens"}
         ),
+        **({"good at": scores["good_at"]} if scores.get("good_at") else {}),
+        **({"measured": f"{scores['row']} (docs/choose.md)"} if scores else {}),
         "weights": "yes" if mechanism.weights else "no",
         "slots": _slots(mechanism),
         **({} if mechanism.kinds else {"mixes": _mixes(mechanism)}),

@@ -16,7 +16,7 @@ from torch import Tensor
 from mtkit.attention import Attention, build, mechanisms
 from mtkit.attention.registry import check_role, find
 from mtkit.attention.slots import SLOTS
-from mtkit.benchmark.attention_work import BEYOND, Walk, seconds_of, training, without_projections
+from mtkit.benchmark.attention_work import BEYOND, Walk, clock_of, seconds_of, training, without_projections
 from mtkit.benchmark.cost import Cost, cost_of, free_bytes, predict_bytes
 from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.memory import in_words, is_oom
@@ -47,7 +47,8 @@ class Setting:
 class Measurement:
     """One mechanism at one length: the best forward-backward time of all repeats, or the mean time of a step.
 
-    `peak_bytes` excludes weights and inputs, and includes gradients; for a step, it includes the state. See `Cost`.
+    With one thread on the CPU, `seconds` is the processor's time, otherwise the wall clock's. `peak_bytes` excludes
+    weights and inputs, and includes gradients; for a step, it includes the state. See `Cost`.
     """
 
     attention: str
@@ -189,12 +190,12 @@ class _Run:
                 costs[name] = cost_of(work, self.setting.device)
                 works[name] = work
                 self._held.setdefault((name, form), {})[length] = costs[name].peak_bytes
-        best = dict.fromkeys(works, math.inf)
+        best, device = dict.fromkeys(works, math.inf), self.setting.device
         for _ in range(self.setting.repeats):
             for name in list(works):
                 work = works.pop(name)
                 with self._alone(name, form, length):
-                    best[name] = min(best[name], seconds_of(work, self.setting.device))
+                    best[name] = min(best[name], seconds_of(work, device, clock_of(device)))
                     works[name] = work  # it has not failed
         for name in works:
             cost = costs[name]

@@ -317,7 +317,8 @@ def attention(
 
     Each mechanism is compared with full on the same inputs: forward and backward at each length, and a decoding step in
     the decoder and cross roles. The complete sub-layer and the attention without projections are measured separately.
-    Cases that do not fit in memory are reported and skipped. The exit code is 1 if a mechanism failed.
+    With --threads 1 on a CPU, times are the processor's, which other programs disturb less. Cases that do not fit in
+    memory are reported and skipped. The exit code is 1 if a mechanism failed.
 
     \b
     Examples:

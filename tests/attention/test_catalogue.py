@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from mtkit.attention import mechanisms
+from mtkit.attention import catalogue, mechanisms
 from mtkit.attention.catalogue import describe, table, year_table, years
 from mtkit.attention.contract import Attention, Site
 from mtkit.attention.registry import Mechanism, _only_mechanism_in
@@ -16,8 +16,25 @@ from mtkit.errors import MtkitError
 
 
 def test_the_table_has_a_row_for_each_mechanism() -> None:
-    first_words = [line.split()[0] for line in table().split("\n")[1:]]
+    rows, _, note = table().rpartition("\n\n")
+    first_words = [line.split()[0] for line in rows.split("\n")[1:]]
     assert sorted(first_words) == sorted(mechanisms())
+    assert note.startswith("good at: ")
+
+
+def test_scores_are_shown_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"band": {"good_at": "sorting", "row": "sort 91.0 + (full 88.0)"}, "linear": {"good_at": "", "row": "x 1"}}
+    monkeypatch.setattr(catalogue, "measured", lambda: known)
+    (line,) = (line for line in table().split("\n") if line.startswith("band "))
+    assert "sorting" in line
+    assert "  good at  sorting\n  measured sort 91.0 + (full 88.0) (docs/choose.md)\n" in describe("band")
+    assert "good at  " not in describe("linear")
+    assert "measured x 1" in describe("linear")
+    assert "measured " not in describe("full").split("options (")[0]
+
+
+def test_the_committed_scores_are_of_all_mechanisms() -> None:
+    assert set(catalogue.measured()) == set(mechanisms())
 
 
 def test_the_list_by_year_has_every_mechanism_in_order_of_its_paper() -> None:

@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,18 @@ def test_the_exponent_of_known_costs() -> None:
 def test_the_exponents_of_full_and_linear(decoder: Benchmark) -> None:
     assert decoder.exponent("full", "forward-backward", "attention", "flops") == pytest.approx(2)
     assert decoder.exponent("linear", "forward-backward", "attention", "flops") == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize(("threads", "counts_waiting"), [(1, False), (2, True)])
+def test_one_thread_is_timed_by_the_processor(threads: int, counts_waiting: bool) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        clock = attention_work.clock_of(torch.device("cpu"))
+    finally:
+        torch.set_num_threads(before)
+    waited = attention_work.seconds_of(lambda: time.sleep(0.05), torch.device("cpu"), clock)
+    assert (waited >= 0.05) == counts_waiting
 
 
 def test_progress_reaches_the_end() -> None:

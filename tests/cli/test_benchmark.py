@@ -52,7 +52,7 @@ def test_options_reach_the_mechanisms() -> None:
 
 
 def test_a_failure_is_named_and_the_rest_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(work: Callable[[], None], device: object) -> float:
+    def fails(work: Callable[[], None], device: object, clock: object) -> float:
         calls.append(work)
         if len(calls) == 2:
             raise RuntimeError("no kernel")

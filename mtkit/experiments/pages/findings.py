@@ -26,6 +26,8 @@ from mtkit.storage.yaml_text import load_yaml
 RESULTS = STUDIES / "results"
 LENGTH = 2048
 """Length of the counted costs, in tokens."""
+REPEATS = 3
+"""Smallest number of repeats of a time."""
 MARGIN = 2.0
 """A mechanism is as good as `full` if its score is at most this much lower, with 95% confidence."""
 LEVEL = 0.05
@@ -45,6 +47,8 @@ class Claim(Settings):
     """Study and task that would show it, as "probes/sort"; None if no study here would."""
     expect: Literal["better", "equal"] = "equal"
     """Whether the claim is a higher score than `full` has, or one that is not lower."""
+    low: str | None = None
+    """Why a small model learns selective copying slowly with it, or not at all."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +113,31 @@ def measure(study: Study, rows: Sequence[Row], task: str | None, column: str) ->
 
 
 def long_costs() -> dict[str, float]:
-    """Return the FLOPs of a layer of LENGTH tokens by mechanism, relative to `full` in the same role.
+    """Return the FLOPs of a layer of LENGTH tokens by mechanism, relative to `full` in the same role."""
+    return {name: 1 / of[LENGTH] for name, of in _ratios("flops").items() if LENGTH in of}
 
-    They are counted by `mtkit benchmark attention`, in the encoder, or in the decoder for mechanisms without that role.
+
+def speeds() -> dict[str, dict[int, float]]:
+    """Return how many times faster than `full` a layer is, by mechanism and length, forward and backward.
+
+    Only the fastest of REPEATS measurements counts.
     """
-    costs: dict[str, float] = {}
+    return _ratios("seconds", REPEATS)
+
+
+def _ratios(metric: str, repeats: int = 1) -> dict[str, dict[int, float]]:
+    """Return the cost of `full` divided by the mechanism's, by mechanism and length, of at least so many repeats.
+
+    `mtkit benchmark attention` measured it in the encoder, or in the decoder for mechanisms without that role.
+    """
+    ratios: dict[str, dict[int, float]] = {}
     for role in ("decoder", "encoder"):
-        path = RESULTS / f"attention-{role}.json"
-        for case in read_object(path).get("measurements", ()):
-            if (case["work"], case["form"], case["length"]) == ("forward-backward", "sub-layer", LENGTH):
-                costs[case["attention"]] = 1 / case["full_by_this"]["flops"]
-    return costs
+        run = read_object(RESULTS / f"attention-{role}.json")
+        measurements = run["measurements"] if run and run["setting"]["repeats"] >= repeats else ()
+        for case in measurements:
+            if (case["work"], case["form"]) == ("forward-backward", "sub-layer"):
+                ratios.setdefault(case["attention"], {})[case["length"]] = case["full_by_this"][metric]
+    return ratios
 
 
 def claims(path: Path = RESULTS / "claims.yaml") -> dict[str, Claim]:

@@ -1,16 +1,15 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mtkit.attention import mechanisms
-from mtkit.experiments import findings
-from mtkit.experiments.findings import Claim, Measured, claims, load, long_costs, measure, verdict
-from mtkit.experiments.page import QUESTIONS
+from mtkit.experiments.pages import findings
+from mtkit.experiments.pages.findings import Claim, Measured, claims, load, long_costs, measure, speeds, verdict
+from mtkit.experiments.pages.questions import QUESTIONS
 from mtkit.experiments.pooled import Pooled
 from mtkit.experiments.setup import task_label
-from tests.experiments.results import row
+from tests.experiments.pages.results import rows_of
 
 
 def measured(difference: float, low: float, p: float | None, seeds: int = 3) -> Measured:
@@ -40,20 +39,6 @@ def test_without_a_test_nothing_is_said() -> None:
     assert verdict(Claim(claim="x", task="probes/sort"), measured(5, 3, None)) == "not measured"
     assert verdict(Claim(claim="x"), measured(5, 3, 0.01)) == "not measured"
     assert verdict(Claim(claim="x", task="probes/sort"), None) == "not measured"
-
-
-def rows_of(scores: dict[str, list[float]], task: str) -> list[dict[str, Any]]:
-    """Rows as of a study's file, with these scores by entry and seed."""
-    return [
-        {
-            **row(0.0),
-            "valid": {"nll": 100 - value}, "format": 2, "trial": f"{task}.{entry}.{seed}", "entry": entry,
-            "task": task, "seed": seed, "stage": "final", "point": {}, "recipe": {}, "data": "x",
-            "scores": {"test": {"token": {"value": value, "low": 0.0, "high": 100.0, "signature": "s"}}},
-        }
-        for entry, values in scores.items()
-        for seed, value in enumerate(values, 1)
-    ]  # fmt: skip
 
 
 def test_rows_of_a_task_become_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +74,14 @@ def test_a_mechanism_that_computes_the_same_is_not_measured(tmp_path: Path, monk
 def test_costs_are_relative_to_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "RESULTS", tmp_path)
     case = {"attention": "band", "work": "forward-backward", "form": "sub-layer", "length": 2048}
-    cases = [{**case, "full_by_this": {"flops": 4.0}}, {**case, "form": "attention", "full_by_this": {"flops": 8.0}}]
-    (tmp_path / "attention-encoder.json").write_text(json.dumps({"measurements": cases}))
-    assert long_costs() == {"band": 0.25}
+    ratios = {"flops": 4.0, "seconds": 3.0}
+    cases = [{**case, "full_by_this": ratios}, {**case, "form": "attention", "full_by_this": {"flops": 8.0}}]
+    cases += [{**case, "length": 32, "full_by_this": {"flops": 1.0, "seconds": 0.5}}]
+    for repeats in (1, 3):
+        run = {"setting": {"repeats": repeats}, "measurements": cases}
+        (tmp_path / "attention-encoder.json").write_text(json.dumps(run))
+        assert long_costs() == {"band": 0.25}
+        assert speeds() == ({} if repeats == 1 else {"band": {2048: 3.0, 32: 0.5}})
 
 
 def test_every_mechanism_has_a_claim_about_a_task_that_exists() -> None:

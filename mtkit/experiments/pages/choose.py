@@ -1,0 +1,187 @@
+"""The page docs/choose.md: which mechanism suits which use, from the committed results."""
+
+from collections.abc import Iterable, Sequence
+
+from mtkit.attention.registry import mechanisms
+from mtkit.experiments.pages.findings import LENGTH, LEVEL, MARGIN, Measured, long_costs, speeds
+from mtkit.experiments.pages.questions import CHEAP, SAVING, Question, letters, score, states
+from mtkit.memory import in_words
+from mtkit.terminal import markdown
+
+MOST = 5
+"""Maximum names in a list."""
+LEARNED = 95.0
+"""Score from which a mechanism counts as able to do the task."""
+MADE = "Made by `python -m mtkit.experiments.pages.write` from [the results of the studies](../studies/README.md)."
+LEGEND = (
+    "Scores: words at the right position in per cent, means over seeds. + better than `full`, - worse, = at most "
+    f"{MARGIN:g} points lower, ≡ computes the same at these lengths; without a mark, that is open. Letters: the roles "
+    "that the mechanism has here, those of its paper: encoder (E), decoder (D), attention to the source (C); "
+    "`full` has the others."
+)
+
+
+def choose_page(answers: Sequence[Question], longer: Question) -> str:
+    """Return docs/choose.md. At least the first question must be complete; `longer` may be empty."""
+    shown = [question for question in answers if question.complete]
+    parts = [
+        "# Which attention?",
+        MADE,
+        markdown(_answers(shown), left=(0, 1, 2)),
+        LEGEND,
+        "\n".join(_advice(shown, longer)),
+        "![Token match against the cost of a long layer, a dot per mechanism, coloured by family](choose.png)",
+        "## How sure is this?",
+        "\n".join(_doubts(answers, shown)),
+        "## Every mechanism",
+        _columns(),
+        markdown(_table(shown), left=(0, 1, 2, 3)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _answers(shown: Sequence[Question]) -> list[tuple[str, ...]]:
+    """Return a row per use: the best mechanisms, and the best whose cost grows less than T²."""
+    rows = [("you need", "best", "best at a cost below O(T²)")]
+    for question in shown:
+        full = question.measured["full"].score.mean
+        rows.append((f"{question.use}; `full` has {full:.1f}", *_best(question.measured.values())))
+    first, state, long = shown[0], states(shown[0]), long_costs()
+    small = [first.measured[name] for name, size in state.items() if size <= SAVING * state["full"]]
+    rows.append(
+        (f"little memory: at most {SAVING:.0%} of the decoding state of `full` (`{first.head}`)", *_best(small))
+    )
+    sound = [name for name in first.measured if name in long and not _worse(name, shown)]
+    cheapest = sorted(sound, key=long.__getitem__)[:MOST]
+    costs = ", ".join(f"`{name}` {letters(name)} {long[name]:.2f}" for name in cheapest)
+    rows.append((f"the fewest FLOPs at {LENGTH:,} tokens without a - in any test; `full` has 1", "", costs or "none"))
+    return rows
+
+
+def _best(measured: Iterable[Measured]) -> tuple[str, str]:
+    """Return the names of the best mechanisms, and of the best whose cost grows less than T²."""
+    best = by_score(measured)
+    cheap = [each for each in best if mechanisms()[each.name].growth < 2]
+    return _names(best), "the same" if cheap[:MOST] == best[:MOST] else _names(cheap)
+
+
+def by_score(measured: Iterable[Measured]) -> list[Measured]:
+    """Return the mechanisms, the best first."""
+    return sorted(measured, key=lambda each: -each.score.mean)
+
+
+def _names(measured: Sequence[Measured]) -> str:
+    return ", ".join(f"`{each.name}` {letters(each.name)} {score(each)}" for each in measured[:MOST]) or "none"
+
+
+def _worse(name: str, shown: Sequence[Question]) -> bool:
+    return any(question.measured[name].mark == "-" for question in shown if name in question.measured)
+
+
+def _advice(shown: Sequence[Question], longer: Question) -> list[str]:
+    """Return lines on the attention to the source, on what to avoid, and on what was not measured."""
+    first = shown[0]
+    to_source = [name for name in first.measured if "C" in letters(name) and name != "full"]
+    others = [name for name in first.measured if "C" not in letters(name)]
+    worse = {name: each for name, each in first.measured.items() if each.mark == "-"}
+    better = [each for each in first.measured.values() if each.mark == "+"]
+    lines = [
+        f"- **In doubt, take `full`.** On `{first.head}`, {len(better)} of the {len(first.measured) - 1} others are "
+        "significantly better.",
+        f"- **Change the attention to the source last.** Of the {len(to_source)} mechanisms that replace it, "
+        f"{sum(name in worse for name in to_source)} are worse than `full` on `{first.head}`, and of the "
+        f"{len(others)} others, {sum(name in worse for name in others)}. `--encoder-attention` and "
+        "`--decoder-attention` leave it as it is.",
+    ]
+    lowest = [f"`{each.name}` {each.score.mean:.1f}" for each in reversed(by_score(worse.values()))]
+    names = ", ".join(lowest[: 2 * MOST]) + f" and {len(lowest) - 2 * MOST} more" * (len(lowest) > 2 * MOST)
+    lines.append(
+        f"- **Avoid for a short training**: worse than `full` on `{first.head}` are {names or 'none'} "
+        "([why](slow-learners.md))."
+    )
+    if longer.complete:
+        able = [each for each in longer.measured.values() if each.name in worse and each.score.mean >= LEARNED]
+        unable = [each for each in by_score(longer.measured.values()) if each.name in worse and each not in able]
+        rest = ", ".join(f"`{each.name}` {each.score.mean:.1f}" for each in unable)
+        lines.append(
+            f"- **Slow or unable?** After {updates(longer)} updates instead of {updates(first)}, {len(able)} of "
+            f"these {len(worse)} reach {LEARNED:g}, so they are only slow to learn; {rest or 'none'} do not."
+        )
+    return lines
+
+
+def updates(question: Question) -> str:
+    """Return the number of updates of a question's trainings."""
+    return f"{next(iter(question.measured.values())).rows[0]['training']['updates']:,}"
+
+
+def seeds(question: Question) -> str:
+    """Return the number of seeds: "2 seeds"."""
+    return f"{question.seeds} seed" + "s" * (question.seeds > 1)
+
+
+def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]:
+    row = next(iter(shown[0].measured.values())).rows[0]
+    model, training = row["recipe"]["model"], row["recipe"]["training"]
+    lines = [
+        f"- This is a scale model: {len(shown[0].measured)} mechanisms in models of width {model['d_model']} with "
+        f"{model['encoder_layers']} + {model['decoder_layers']} layers, {updates(shown[0])} updates of "
+        f"{training['optimizer'].title()} with {training['batch_tokens']} tokens per batch, one learning rate. Sources "
+        "are about 30 times shorter than documents, and windows, blocks, strides and ranks are smaller too "
+        f"([{shown[0].study}.yaml](../studies/{shown[0].study}.yaml)). It shows what a pattern of attention learns, "
+        "and how soon; it does not show the quality of translations. A mechanism that needs another rate or size is "
+        "better than it looks here."
+    ]
+    for question in shown:
+        full = question.measured["full"].score
+        tested = [each.score.p for each in question.measured.values() if each.score.p is not None]
+        if full.low is None or full.high is None:  # one seed, or the same score from all seeds
+            lines.append(f"- `{question.head}`: {seeds(question)}, no test; differences of a few points may be chance.")
+            continue
+        lines.append(
+            f"- `{question.head}`: {seeds(question)}; {sum(p < LEVEL for p in tested)} of {len(tested)} differences to "
+            f"`full` ({full.mean:.1f}, 95% interval {full.low:.1f} to {full.high:.1f}) are significant at {LEVEL:.0%} "
+            "after Holm's correction."
+        )
+    missing = [
+        f"{question.use}, {sum(len(each.rows) for each in question.measured.values())} trainings of {question.total} "
+        f"entries (`mtkit compare --study {question.study}`)"
+        for question in answers
+        if not question.complete
+    ]
+    lines += [f"- Not measured yet: {'; '.join(missing)}."] * bool(missing)
+    lines.append(
+        "- Tests and intervals are of seeds, with one variance for all mechanisms "
+        "([how](compare-statistics.md#many-entries-with-few-seeds))."
+    )
+    return [*lines, "- [claims.md](claims.md) compares the claim of each paper with these results."]
+
+
+def _columns() -> str:
+    return (
+        f"Cost: growth with the length T. FLOPs: those of a layer at {LENGTH:,} tokens, counted, with default options, "
+        "relative to `full`. Speed: how many times faster than `full` the layer is, forward and backward, in processor "
+        "time of one thread. State: memory that decoding keeps per hypothesis after 100 tokens of the probes. `mtkit "
+        f"attentions` says that a mechanism without a - is good at long texts with at most {CHEAP:g} of these FLOPs, "
+        f"and at a small state with at most {SAVING:.0%} of the state of `full`."
+    )
+
+
+def _table(shown: Sequence[Question]) -> list[tuple[str, ...]]:
+    first, long, state, times = shown[0].measured, long_costs(), states(shown[0]), speeds()
+    lengths = sorted({length for of in times.values() for length in of})
+    heads = (*(question.head for question in shown), f"FLOPs at {LENGTH:,}", *(f"speed at {n:,}" for n in lengths))
+    rows = [("attention", "family", "roles", "cost", *heads, "state")]
+    for each in by_score(first.values()):
+        mechanism = mechanisms()[each.name]
+        scores = [score(question.measured.get(each.name)) for question in shown]
+        cost = f"{long[each.name]:.2f}" if each.name in long else "-"
+        fast = [_speed(times.get(each.name, {}).get(length)) for length in lengths]
+        kept = in_words(round(state[each.name])) if each.name in state else "-"
+        names = (f"`{each.name}`", mechanism.family, letters(each.name), mechanism.complexity)
+        rows.append((*names, *scores, cost, *fast, kept))
+    return rows
+
+
+def _speed(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"

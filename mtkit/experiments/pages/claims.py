@@ -1,0 +1,34 @@
+"""The page docs/claims.md: what the papers claim, and what the committed results show."""
+
+from collections.abc import Sequence
+
+from mtkit.experiments.pages.choose import MADE
+from mtkit.experiments.pages.findings import LEVEL, MARGIN, SEEDS, claims, verdict
+from mtkit.experiments.pages.questions import Question, score
+from mtkit.terminal import markdown
+
+
+def claims_page(answers: Sequence[Question]) -> str:
+    """Return docs/claims.md."""
+    rows = [("attention", "the paper claims", "nearest task", "score", "`full`", "verdict")]
+    shown = {question.place: question.measured for question in answers if question.complete}
+    counts: dict[str, int] = {}
+    for name, claim in claims().items():
+        measured = shown.get(claim.task or "", {})
+        each = measured.get(name)
+        said = verdict(claim, each)
+        counts[said] = counts.get(said, 0) + 1
+        numbers = (score(each), f"{measured['full'].score.mean:.1f}" if each else "-")
+        rows.append((f"`{name}`", claim.claim, claim.task or "none", *numbers, said))
+    total = ", ".join(f"{counts[said]} {said}" for said in sorted(counts, key=lambda said: -counts[said]))
+    parts = [
+        "# What the papers claim, and what was seen here",
+        f"{MADE} Of {len(rows) - 1} claims: {total}.",
+        f"The verdict is computed. Held: better than `full` (p < {LEVEL:g}, corrected), or, if the claim is equal "
+        f"quality at a lower cost, with 95% confidence at most {MARGIN:g} points lower. Contradicted: worse "
+        f"(p < {LEVEL:g}, corrected), with at least {SEEDS} seeds. Not seen at this size: any other result. Not "
+        "measured: the task has no complete results yet, or no task here would show it. Models and tasks are small, "
+        "and most papers trained large ones; [choose.md](choose.md) explains the scores and their marks.",
+        markdown(rows, left=(0, 1, 2, 5)),
+    ]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,161 @@
+"""Uses of attention, each with the score of a study that shows which mechanism suits it.
+
+A question is complete if every entry of its study has a result. Marks need two seeds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mtkit.attention.contract import ROLES
+from mtkit.attention.registry import mechanisms
+from mtkit.experiments.pages.findings import LENGTH, Measured, load, long_costs, mean_cost, measure
+from mtkit.memory import in_words
+
+SAVING = 0.6
+"""Largest share of the state of `full` that counts as little memory."""
+CHEAP = 0.25
+"""Largest cost of a layer of LENGTH tokens, relative to `full`, that counts as cheap."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A use of attention, and the score that shows which mechanism suits it."""
+
+    use: str
+    head: str
+    """Head of its column in the table."""
+    good: str
+    """What a mechanism is good at that is better than `full` or as good."""
+    study: str
+    task: str | None
+    column: str
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+    """The mechanisms by name; empty before there are results."""
+    total: int = 0
+    """Number of entries of the study."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every entry of the study has results, all of the same number of seeds."""
+        return 0 < len(self.measured) == self.total and self.seeds > 0
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds that every measured mechanism has."""
+        return min((len(each.rows) for each in self.measured.values()), default=0)
+
+    @property
+    def place(self) -> str:
+        """The name of the task in claims.yaml."""
+        side = self.column.partition("@")[2]
+        return "/".join(filter(None, (self.study, self.task))) + f"@{side}" * bool(side)
+
+
+SELECT = Question(
+    "few words count: 8 symbols among 16 to 32 (`selective-copy`)",
+    "select",
+    "selection",
+    "probes",
+    "selective-copy",
+    "token",
+)
+QUESTIONS = (
+    SELECT,
+    replace(
+        SELECT, use="sources twice as long as in training", head="select 2x", good="length", column="token@test-2x"
+    ),
+    Question(
+        "short sources, every word counts: 5 to 20 symbols (`sort`)",
+        "sort",
+        "sorting",
+        "probes",
+        "sort",
+        "token",
+    ),
+    Question(
+        "short sentences, little data: 29,000 captions (`sentences`)",
+        "captions",
+        "captions",
+        "sentences",
+        None,
+        "chrF",
+    ),
+    Question(
+        "long documents: Python's documentation (`documents`)", "documents", "documents", "documents", None, "chrF"
+    ),
+)
+LONGER = replace(SELECT, head="longer", study="longer")
+"""The first question after more updates, for the mechanisms that are worse than `full` in it."""
+
+
+def answer(questions: Sequence[Question] = QUESTIONS) -> list[Question]:
+    """Return the questions with the measurements that there are, of the seeds that all entries have."""
+    loaded = {name: load(name) for name in dict.fromkeys(question.study for question in questions)}
+    answers = []
+    for question in questions:
+        study, rows = loaded[question.study]
+        answered = replace(question, total=len(study.entries))
+        of_all = [row for row in rows if row["seed"] in _common_seeds(answered, rows)]
+        measured = measure(study, of_all or rows, question.task, question.column)
+        answers.append(replace(answered, measured=measured))
+    return answers
+
+
+def _common_seeds(question: Question, rows: Sequence[Any]) -> set[int]:
+    """Return the seeds of which every entry of the question's study has a result."""
+    entries: dict[int, set[str]] = {}
+    for row in rows:
+        if row["task"] == question.task:
+            entries.setdefault(row["seed"], set()).add(row["entry"])
+    return {seed for seed, names in entries.items() if len(names) == question.total}
+
+
+def letters(name: str) -> str:
+    """Return E, D and C for the published roles of a mechanism: encoder, decoder, cross."""
+    return "".join(role[0].upper() for role in ROLES if role in mechanisms()[name].published)
+
+
+def states(question: Question) -> dict[str, float]:
+    """Return the bytes that decoding keeps per hypothesis after 100 tokens, by mechanism, if they were measured."""
+    found = {name: mean_cost(each.rows, "state-100") for name, each in question.measured.items()}
+    return {name: size for name, size in found.items() if size is not None}
+
+
+def good_at(shown: Sequence[Question]) -> dict[str, list[str]]:
+    """Return what each mechanism is good at: complete questions in which it is better than `full` or as good.
+
+    A small state and a low cost count for mechanisms that are worse than `full` in no question.
+    """
+    state, long = states(shown[0]), long_costs()
+    good: dict[str, list[str]] = {}
+    for name in shown[0].measured:
+        marks = {question.good: question.measured[name].mark for question in shown if name in question.measured}
+        good[name] = [what for what, mark in marks.items() if mark in ("+", "=", "≡")]
+        if "-" not in marks.values() and name != "full":
+            if state.get(name, state["full"]) <= SAVING * state["full"]:
+                good[name].append("small state")
+            if long.get(name, 1.0) <= CHEAP:
+                good[name].append("long texts")
+    return good
+
+
+def scores_object(shown: Sequence[Question]) -> dict[str, dict[str, str]]:
+    """Return what `mtkit attentions` shows by mechanism: `good_at`, and `row`, the scores and costs of its row."""
+    state, long, good = states(shown[0]), long_costs(), good_at(shown)
+    rows = {}
+    for name in shown[0].measured:
+        facts = []
+        for question in shown:
+            full = question.measured["full"]
+            compared = "" if name == "full" else f" (full {full.score.mean:.1f})"
+            facts.append(f"{question.head} {score(question.measured.get(name))}{compared}")
+        facts += [f"{long[name]:.2f} of full's FLOPs at {LENGTH:,} tokens"] if name in long and name != "full" else []
+        facts += [f"state {in_words(round(state[name]))}"] if name in state else []
+        rows[name] = {"good_at": ", ".join(good[name]), "row": ", ".join(facts)}
+    return rows
+
+
+def score(each: Measured | None) -> str:
+    """Return a score with its mark: "97.5 +"; "-" without a score."""
+    return "-" if each is None else f"{each.score.mean:.1f} {each.mark}".strip()

@@ -1,0 +1,32 @@
+"""The page docs/slow-learners.md: mechanisms that are worse than `full`, after more updates too, and why."""
+
+from collections.abc import Mapping
+
+from mtkit.experiments.pages.choose import MADE, by_score, seeds, updates
+from mtkit.experiments.pages.findings import Measured, claims
+from mtkit.experiments.pages.questions import Question, letters, score
+from mtkit.terminal import markdown
+
+
+def slow_page(question: Question, longer: Question) -> str:
+    """Return docs/slow-learners.md, on mechanisms that are worse than `full` in a question.
+
+    `longer` is the question after more updates; it may be empty.
+    """
+    first, why = question.measured, claims()
+    worse = [each for each in reversed(by_score(first.values())) if each.mark == "-"]
+    later: Mapping[str, Measured] = longer.measured if longer.complete else {}
+    heads = [f"{updates(each)} updates" for each in (question, *([longer] if later else []))]
+    rows = [("attention", "roles", *heads, "likely reason")]
+    for each in [*worse, first["full"]]:
+        scores = (score(each), *([score(later.get(each.name))] if later else []))
+        rows.append((f"`{each.name}`", letters(each.name), *scores, why[each.name].low or ""))
+    parts = [
+        "# Slow, or unable?",
+        MADE,
+        f"Mechanisms that are worse than `full` on `{question.head}` of [choose.md](choose.md), which has the marks. "
+        + (f"Scores after {updates(longer)} updates: {seeds(longer)}. " if later else "")
+        + "The reasons follow from the equations, which `mtkit attentions NAME` shows.",
+        markdown(rows, left=(0, 1, len(rows[0]) - 1)),
+    ]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,63 @@
+"""Results of the study probes, as files, for tests of the pages."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mtkit.experiments.pages import findings
+from mtkit.experiments.pages.findings import load
+from tests.experiments.results import row
+
+SPECIAL = {"band[window_radius=4]": 97.0, "topk[keys=4]": 50.0, "additive": 40.0}
+
+
+def rows_of(scores: dict[str, list[float]], task: str) -> list[dict[str, Any]]:
+    """Rows as of a study's file, with these scores by entry and seed."""
+    return [
+        {
+            **row(0.0),
+            "valid": {"nll": 100 - value}, "format": 2, "trial": f"{task}.{entry}.{seed}", "entry": entry,
+            "task": task, "seed": seed, "stage": "final", "point": {}, "recipe": {}, "data": "x",
+            "scores": {"test": {"token": {"value": value, "low": 0.0, "high": 100.0, "signature": "s"}}},
+        }
+        for entry, values in scores.items()
+        for seed, value in enumerate(values, 1)
+    ]  # fmt: skip
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a study's file of results."""
+    for each in rows:
+        each["scores"]["test-2x"] = each["scores"]["test"]
+        each["recipe"] = {
+            "model": {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2},
+            "training": {"optimizer": "muon", "batch_tokens": 512},
+        }
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+
+
+def write_results(folder: Path, *, longer: bool = False) -> None:
+    """Write results in which `full` has 90, `band` 97, `topk` 50, `additive` 40, and the others 90.
+
+    With `longer`, also of the study longer: `topk` has 96 and the others 90.
+    """
+    names = [entry.name for entry in load("probes")[0].entries]
+    assert set(SPECIAL) <= set(names)
+    scores = {name: [SPECIAL.get(name, 90.0) + noise for noise in (-0.5, 0.5)] for name in names}
+    write_rows(folder / "probes.jsonl", rows_of(scores, "selective-copy"))
+    if longer:
+        names = [entry.name for entry in load("longer")[0].entries]
+        rows = rows_of({name: [96.0 if name == "topk[keys=4]" else 90.0] for name in names}, "selective-copy")
+        for each in rows:
+            each["training"] = {**each["training"], "updates": 3000}
+        write_rows(folder / "longer.jsonl", rows)
+    (folder / "claims.yaml").write_text((findings.STUDIES / "results/claims.yaml").read_text())
+    cases = [
+        {"attention": name, "work": "forward-backward", "form": "sub-layer", "length": 2048, "full_by_this": ratios}
+        for name, ratios in {
+            "full": {"flops": 1.0, "seconds": 1.0},
+            "band": {"flops": 5.0, "seconds": 12.3},
+            "topk": {"flops": 20.0, "seconds": 0.456},
+        }.items()
+    ]
+    (folder / "attention-encoder.json").write_text(json.dumps({"setting": {"repeats": 3}, "measurements": cases}))

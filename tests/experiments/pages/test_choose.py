@@ -1,0 +1,59 @@
+from pathlib import Path
+
+from mtkit.experiments.pages.choose import choose_page
+from mtkit.experiments.pages.questions import LONGER, answer
+from tests.experiments.pages.results import rows_of, write_results, write_rows
+
+
+def page() -> str:
+    return choose_page(answer(), answer([LONGER])[0])
+
+
+def test_the_page_names_the_best_and_the_worst(results: Path) -> None:
+    text = page()
+    assert "1000 updates of Muon with 512 tokens per batch" in text.replace("1,000", "1000")
+    (line,) = (line for line in text.splitlines() if "`selective-copy`); `full` has 90.0" in line)
+    _, _, best, cheap, _ = (cell.strip() for cell in line.split("|"))
+    assert best.startswith("`band` ED 97.0 +, `full` EDC 90.0, ")
+    assert cheap.startswith("`band` ED 97.0 +, ")
+    assert "`full`" not in cheap
+    assert "1 of the 78 others are significantly better" in text
+    assert "worse than `full` on `select` are `additive` 40.0, `topk` 50.0 ([why]" in text
+    # only additive (cross) and topk (all roles) are worse, and both replace the attention to the source
+    assert "Of the 26 mechanisms that replace it, 2 are worse than `full` on `select`, and of the 52 others, 0." in text
+    # a step of 1 around 90 is 1 / 60 of a radian, so the interval ends 1.99 / 2 / 60 radian, or 1.0 points, from 90
+    assert "2 seeds; 3 of 78 differences to `full` (90.0, 95% interval 89.0 to 91.0) are significant" in text
+    assert "(`sort`), 0 trainings of 79 entries (`mtkit compare --study probes`)" in text
+
+
+def test_the_fewest_flops_are_of_mechanisms_that_are_not_worse(results: Path) -> None:
+    (line,) = (line for line in page().splitlines() if line.startswith("| the fewest FLOPs"))
+    assert line.split("|")[3].strip() == "`band` ED 0.20, `full` EDC 1.00"  # topk has fewer, and is worse
+
+
+def test_every_mechanism_has_a_row_with_scores_and_costs(results: Path) -> None:
+    rows = [line for line in page().split("## Every mechanism")[1].splitlines() if line.startswith("| `")]
+    assert len(rows) == 79
+    cells = [cell.strip() for cell in rows[0].split("|")[1:-1]]
+    assert cells[:3] == ["`band`", "sparse", "ED"]
+    assert cells[4:8] == ["97.0 +", "97.0 +", "0.20", "12"]
+    (topk,) = (row for row in rows if row.startswith("| `topk`"))
+    assert [cell.strip() for cell in topk.split("|")][7:9] == ["0.05", "0.46"]
+
+
+def test_after_more_updates_some_are_only_slow(results: Path) -> None:
+    assert "reach 95" not in page()
+    write_results(results, longer=True)
+    text = page()
+    assert "After 3,000 updates instead of 1,000, 1 of these 2 reach 95" in text
+    assert "`additive` 90.0 do not." in text
+
+
+def test_a_task_with_one_seed_has_no_marks(results: Path) -> None:
+    names = [each.entry for each in answer()[0].measured.values()]
+    copied = (results / "probes.jsonl").read_text()
+    write_rows(results / "probes.jsonl", rows_of({name: [80.0] for name in names}, "sort"))
+    (results / "probes.jsonl").write_text(copied + (results / "probes.jsonl").read_text())
+    text = page()
+    assert "- `sort`: 1 seed, no test" in text
+    assert "(`sort`); `full` has 80.0 | `full` EDC 80.0, " in text.replace("  ", "")

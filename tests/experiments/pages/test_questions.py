@@ -1,0 +1,46 @@
+import json
+from pathlib import Path
+
+from mtkit.experiments.entries import parse_entries
+from mtkit.experiments.pages.findings import load
+from mtkit.experiments.pages.questions import answer, good_at, letters, scores_object
+
+
+def test_entries_of_the_study_are_mechanisms() -> None:
+    assert len(parse_entries(load("probes")[0].settings.entries)) == 79
+
+
+def test_only_seeds_of_all_entries_count(results: Path) -> None:
+    lines = (results / "probes.jsonl").read_text().splitlines(keepends=True)
+    (results / "probes.jsonl").write_text("".join(line for line in lines if ".gau.2" not in line))
+    first = answer()[0]
+    assert first.complete
+    assert first.seeds == 1
+    assert {len(each.rows) for each in first.measured.values()} == {1}
+    (results / "probes.jsonl").write_text("".join(line for line in lines if '"gau"' not in line))
+    assert not answer()[0].complete
+
+
+def test_letters_are_the_roles_of_the_paper() -> None:
+    assert [letters(name) for name in ("full", "nystrom", "additive", "band")] == ["EDC", "E", "C", "ED"]
+
+
+def test_what_a_mechanism_is_good_at(results: Path) -> None:
+    lines = [json.loads(line) for line in (results / "probes.jsonl").read_text().splitlines()]
+    for each in lines:
+        small = each["entry"].startswith(("band", "topk"))
+        each["state_bytes"] = {"100": 600 if small else 1000}
+        if each["entry"] == "gau":
+            each["state_bytes"] = {}
+    (results / "probes.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    shown = [question for question in answer() if question.complete]
+    good = good_at(shown)
+    assert good["band"] == ["selection", "length", "small state", "long texts"]
+    assert good["topk"] == []  # a small state and few FLOPs, but worse than full
+    assert good["gau"] == ["selection", "length"]  # its loss is full's, so it computes the same
+    assert good["full"] == []
+    row = scores_object(shown)["band"]["row"]
+    assert row == (
+        "select 97.0 + (full 90.0), select 2x 97.0 + (full 90.0), 0.20 of full's FLOPs at 2,048 tokens, state 600 bytes"
+    )
+    assert scores_object(shown)["full"] == {"good_at": "", "row": "select 90.0, select 2x 90.0, state 1000 bytes"}

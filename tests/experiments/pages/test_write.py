@@ -1,0 +1,33 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from mtkit.experiments.pages.questions import LONGER, answer
+from mtkit.experiments.pages.write import DOCS, SCORES, files, main
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_committed_files_are_what_the_results_make() -> None:
+    made = files(answer(), answer([LONGER])[0])
+    assert list(made) == [DOCS / "choose.md", DOCS / "slow-learners.md", DOCS / "claims.md", SCORES]
+    for path, text in made.items():
+        assert (ROOT / path).read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("hole", ['"gau"', '.gau.2"'])
+def test_a_study_with_a_hole_makes_no_page(results: Path, hole: str) -> None:
+    lines = (results / "probes.jsonl").read_text().splitlines(keepends=True)
+    (results / "probes.jsonl").write_text("".join(line for line in lines if hole not in line))
+    main()
+    assert not (results / "choose.md").exists()
+
+
+def test_the_files_are_written(results: Path) -> None:
+    pytest.importorskip("matplotlib")
+    main()
+    assert (results / "choose.png").stat().st_size > 10_000
+    assert (results / "choose.md").read_text().startswith("# Which attention?")
+    assert (results / "claims.md").exists()
+    assert len(json.loads((results / "scores.json").read_text())) == 79
