@@ -42,7 +42,7 @@ def choose_page(answers: Sequence[Question], longer: Question) -> str:
 
 def _answers(shown: Sequence[Question]) -> list[tuple[str, ...]]:
     """Return a row per use: the best mechanisms, and the best whose cost grows less than T²."""
-    rows = [("you need", "best", "best at a cost below O(T²)")]
+    rows: list[tuple[str, ...]] = [("you need", "best", "best at a cost below O(T²)")]
     for question in shown:
         full = question.measured["full"].score.mean
         rows.append((f"{question.use}; `full` has {full:.1f}", *_best(question.measured.values())))
