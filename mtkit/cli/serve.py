@@ -36,10 +36,10 @@ def serve(
 ) -> None:
     """Translate over HTTP.
 
-    The server has LibreTranslate's interface (/translate, /detect, /languages), /health, /metrics, and a page at / that
-    shows translations and their attention. Requests that arrive together are decoded together. The server has no
-    passwords; by default it accepts connections from this machine only. Ctrl-C and SIGTERM stop it after the requests
-    in progress.
+    The server has LibreTranslate's interface (/translate, /detect, /languages) for text and HTML, /health, /metrics,
+    and a page at / that shows translations and their attention. Requests that arrive together are decoded together. The
+    server has no passwords; by default it accepts connections from this machine only. Ctrl-C and SIGTERM stop it after
+    the requests in progress.
 
     \b
     Examples:
@@ -55,6 +55,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise MtkitError(f"mtkit serve needs {error.name}; pip install 'mtkit[serve]'") from error
 
+    from mtkit.decoding import word_alignment
     from mtkit.decoding.translator import Translator
     from mtkit.recipe import make_recipe, merged
     from mtkit.runs import find_runs
@@ -71,4 +72,12 @@ def serve(
         runs, settings, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, forks=True, say=typer.echo
     )
     limits = ServingLimits(wait, batch_pieces, queue, max_strings, max_characters, timeout)
-    run_server(Service(translator), limits, host=host, port=port, say=typer.echo, names=allow_host or ())
+
+    def heads() -> word_alignment.Heads:
+        """The attention heads that align the words of HTML; chosen for the first request if the run has none."""
+        checkpoint = translator.about["checkpoint"]
+        return word_alignment.heads_for(
+            runs[0], translator.network, checkpoint, runs[0].recipe.data.folder, say=typer.echo
+        )
+
+    run_server(Service(translator, heads), limits, host=host, port=port, say=typer.echo, names=allow_host or ())

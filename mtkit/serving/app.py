@@ -117,11 +117,14 @@ class Handlers:
 
     async def translate(self, body: TranslateBody, left: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
         """The translations, in the form of `q`; `left` returns whether the client has left."""
-        if body.format != "text":
-            raise HTTPException(400, f"format '{body.format[:80]}' is not known; this server translates format text")
+        if body.format not in ("text", "html"):
+            raise HTTPException(400, f"format '{body.format[:80]}' is not known; this server translates text and html")
         strings = [body.q] if isinstance(body.q, str) else body.q
         direction, n_best = self._check(strings, body)
-        jobs = self._service.jobs(strings, direction, n_best, self._limits.share)
+        try:
+            jobs = self._service.jobs(strings, direction, n_best, self._limits.share, html=body.format == "html")
+        except MtkitError as error:
+            raise HTTPException(400, f"this server translates no HTML: {error}") from error
         hypotheses = join_parts(jobs, await self._results(jobs, left))
         self._metrics.strings.inc(len(strings))
         self._metrics.pieces.inc(sum(job.size for job in jobs))

@@ -1,4 +1,4 @@
-"""The text work of a server: strings to lines and back, batches of several requests, attention for the page."""
+"""The text work of a server: strings and HTML to lines and back, batches of requests, attention for the page."""
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -15,7 +15,9 @@ from mtkit.decoding.alignment import align
 from mtkit.decoding.lines.source import Directions
 from mtkit.decoding.lines.splitting import split_to_fit
 from mtkit.decoding.translator import Translator
+from mtkit.decoding.word_alignment import Heads
 from mtkit.errors import MtkitError, did_you_mean
+from mtkit.text.html_page import Page, parse_page
 from mtkit.text.languages import languages_of, seam
 
 MOST_WEIGHTS = 1_000_000
@@ -40,6 +42,8 @@ class TextPart:
     """Index of the string in the request."""
     seam: str = ""
     """Text between the translations of the previous part and of this one."""
+    page: Page | None = None
+    """The HTML, of which `text` has a line per segment."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class TranslationJob:
 
     @property
     def kind(self) -> Hashable:
-        """Jobs with the same number of hypotheses may share a batch, whatever their direction."""
-        return self.n_best
+        """Jobs with the same number of hypotheses may share a batch, whatever their direction; HTML with HTML."""
+        return self.n_best, self.parts[0].page is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +80,9 @@ class AttentionJob:
 class Service:
     """The translator of a server, called by one thread at a time."""
 
-    def __init__(self, translator: Translator) -> None:
-        self._translator = translator
+    def __init__(self, translator: Translator, heads: Callable[[], Heads] = Heads) -> None:
+        """`heads` is called once, when they are needed: the attention heads that align the words of HTML."""
+        self._translator, self._heads = translator, cache(heads)
         self._with_n_best = cache(
             lambda n_best: translator.with_settings(translator.settings.model_copy(update={"n_best": n_best}))
         )
@@ -123,12 +128,23 @@ class Service:
             sizes[number] += len(pieces) + 1
         return sizes
 
-    def jobs(self, strings: Sequence[str], direction: str, n_best: int, most: int) -> list[TranslationJob]:
-        """The strings in jobs of at most `most` source pieces; lines that are translated together stay together."""
+    def jobs(
+        self, strings: Sequence[str], direction: str, n_best: int, most: int, *, html: bool = False
+    ) -> list[TranslationJob]:
+        """The strings in jobs of at most `most` source pieces; lines that are translated together stay together.
+
+        The strings may be `html`, whose segments are not split. Raises: MtkitError if its words cannot be aligned.
+        """
         parts: list[TextPart] = []
+        if html:
+            self._translator.check_links()
+            pages = [parse_page(string) for string in strings]
+            strings = [page.text for page in pages]
         for number, (string, size) in enumerate(zip(strings, self.sizes(strings), strict=True)):
             if size <= most or (self._joins_lines(n_best) and max(self.sizes(LINE.findall(string))) <= most):
-                parts.append(TextPart(string, number))
+                parts.append(TextPart(string, number, page=pages[number] if html else None))
+            elif html:
+                parts += [TextPart(page.text, number, page=page) for page in pages[number].split()]
             else:
                 parts += self._split(string, number, direction, most)
         jobs: list[TranslationJob] = []
@@ -174,27 +190,31 @@ class Service:
     def _translate(self, jobs: Sequence[TranslationJob], stopped: Callable[[], bool] | None) -> list[list[list[str]]]:
         """The `n_best` hypotheses for all strings of the jobs; line ends stay as they are."""
         n_best = jobs[0].n_best
-        strings = [(part.text, self.directions.index(job.direction)) for job in jobs for part in job.parts]
-        split_strings = [LINE_END.split(string) for string, _ in strings]  # lines, and line ends between them
-        lines = [line for pieces in split_strings for line in pieces[::2]]
-        tasks = [task for (_, task), pieces in zip(strings, split_strings, strict=True) for _ in pieces[::2]]
-        owner = [number for number, pieces in enumerate(split_strings) for _ in pieces[::2]]
+        parts = [(part, self.directions.index(job.direction)) for job in jobs for part in job.parts]
+        split_parts = [LINE_END.split(part.text) for part, _ in parts]  # lines, and line ends between them
+        lines = [line for pieces in split_parts for line in pieces[::2]]
+        tasks = [task for (_, task), pieces in zip(parts, split_parts, strict=True) for _ in pieces[::2]]
+        owner = [number for number, pieces in enumerate(split_parts) for _ in pieces[::2]]
         translator = self._with_n_best(n_best)
         source = translator.source(
             lines,
             direction=Directions(self.directions, tasks),
             documents=owner if self._joins_lines(n_best) else None,
         )
-        hypotheses = iter(translator.translate(source, stopped=stopped))
-        translated = []
-        for pieces in split_strings:
-            rows, ends = [next(hypotheses) for _ in pieces[::2]], [*pieces[1::2], ""]
-            translated.append(
-                [
-                    "".join(chain.from_iterable(zip((row[k].text for row in rows), ends, strict=True)))
-                    for k in range(n_best)
-                ]
-            )
+        hypotheses = translator.translate(source, stopped=stopped)
+        ranks = list(zip(*hypotheses, strict=True))
+        is_html = jobs[0].parts[0].page is not None
+        links = [translator.links(source, row, self._heads()) if is_html else [] for row in ranks]
+        translated, first = [], 0
+        for (part, _), pieces in zip(parts, split_parts, strict=True):
+            its_lines = slice(first, first := first + len(pieces[::2]))
+            texts = [[translation.text for translation in row[its_lines]] for row in ranks]
+            if part.page is not None:
+                its_links = [row[its_lines] for row in links]
+                translated.append(list(map(part.page.restore, texts, its_links)))
+            else:
+                ends = [*pieces[1::2], ""]
+                translated.append(["".join(chain.from_iterable(zip(row, ends, strict=True))) for row in texts])
         results = iter(translated)
         return [[next(results) for _ in job.parts] for job in jobs]
 

@@ -8,22 +8,42 @@ each placeholder of the source is in the target once, and elements are nested as
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mtkit.text.words import word_starts, words
 
 VOID = frozenset(["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"])
 """Elements of HTML that have no end tag."""
 
+DEEPEST = 100
+"""Maximum depth of elements whose text is translated; deeper ones stay as they are."""
+
 _BREAKS = frozenset({"br", "hr"})
 """Elements that separate words."""
 
 _TAG = re.compile(
     r"<!--.*?-->|<(?P<end>/)?(?P<name>[A-Za-z][\w:.-]*)(?P<rest>(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*?)(?P<void>/)?>"
-    r"|(?P<kept>\{\{[^{}\s]+\}\}|\$?\{[^{}\s]*\}|%(?:\(\w+\)|\d+\$)?[sdf](?![^\W_]))"
 )
+_PLACEHOLDER = re.compile(r"\{\{[^{}\s]+\}\}|\$?\{[^{}\s]*\}|%(?:\(\w+\)|\d+\$)?[sdf](?![^\W_])")
 _FIXED = re.compile(r"\btranslate\s*=\s*[\"']?no\b|\bnotranslate\b")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A tag, a comment, a placeholder, or a text between them."""
+
+    raw: str
+    kind: Literal["text", "start", "end", "single", "placeholder", "break"]
+    """A break separates segments; `build` gets none."""
+    name: str = ""
+    """The name of a tag, in lower case."""
+    text: str = ""
+    """What the model reads, of a text."""
+    is_fixed: bool = False
+    """Whether the content of a start tag's element stays as it is."""
 
 
 @dataclass
@@ -52,47 +72,77 @@ class Marked:
 
 def parse(line: str) -> Marked:
     """Separate the tags of a line from its text, in which character references are resolved."""
-    text, place, is_nested, root = "", 0, True, Element("", 0)
-    open_elements, names, content = [root], [""], [0]
+    return build([*_tokens(line)])
 
-    def drop_to(depth: int) -> None:
-        """Make single tags of the elements above a depth, whose end tags are missing."""
-        while len(open_elements) > depth:
-            lost = open_elements.pop()
-            names.pop(), content.pop()
-            open_elements[-1].children += lost.children
-            lost.children, lost.end = [], lost.begin
 
+def _tokens(line: str) -> Iterator[Token]:
+    place = 0
     for match in _TAG.finditer(line):
-        text += html.unescape(line[place : match.start()])
-        place = match.end()
+        yield from text_tokens(line[place : match.start()])
         name = (match["name"] or "").lower()
-        if match["end"] and name in names:
-            depth = len(names) - names[::-1].index(name)
-            is_nested &= depth == len(names)
-            drop_to(depth)
-            names.pop()
-            element, inner = open_elements.pop(), line[content.pop() : match.start()]
-            element.closing, element.end = match[0], len(text)
-            if _FIXED.search(element.opening):
-                element.kept, element.children = inner, []
-            continue
-        element = Element(match[0], len(text), len(text))
-        open_elements[-1].children.append(element)
-        if match["kept"]:
-            element.opening, element.kept = "", match[0]
-            text += match[0]
-            element.end = len(text)
-        elif name and not match["end"] and not match["void"] and name not in VOID:
-            open_elements.append(element)
-            names.append(name)
-            content.append(place)
+        if not name or match["void"] or (name in VOID and not match["end"]):
+            yield Token(match[0], "single", name)
         else:
-            is_nested &= not match["end"]
-            text += " " if name in _BREAKS and text and not text[-1].isspace() else ""
-    text += html.unescape(line[place:])
-    is_nested &= len(open_elements) == 1
-    drop_to(1)
+            yield Token(match[0], "end" if match["end"] else "start", name, is_fixed=bool(_FIXED.search(match[0])))
+        place = match.end()
+    yield from text_tokens(line[place:])
+
+
+def text_tokens(raw: str) -> Iterator[Token]:
+    """The texts and placeholders of a source without tags."""
+    place = 0
+    for match in _PLACEHOLDER.finditer(raw):
+        if match.start() > place:
+            yield Token(raw[place : match.start()], "text", text=html.unescape(raw[place : match.start()]))
+        yield Token(match[0], "placeholder", text=match[0])
+        place = match.end()
+    if place < len(raw):
+        yield Token(raw[place:], "text", text=html.unescape(raw[place:]))
+
+
+def partners(tokens: Sequence[Token]) -> dict[int, int]:
+    """The indices of start and end tags that belong together, in both directions; other tags have no partner.
+
+    An end tag closes the last open element of its name. The elements in it that are still open have no end tag.
+    """
+    opened: list[int] = []
+    found: dict[int, int] = {}
+    for index, token in enumerate(tokens):
+        if token.kind == "start":
+            opened.append(index)
+        elif token.kind == "end":
+            depth = next((d for d in reversed(range(len(opened))) if tokens[opened[d]].name == token.name), None)
+            if depth is not None:
+                found |= {opened[depth]: index, index: opened[depth]}
+                del opened[depth:]
+    return found
+
+
+def build(tokens: Sequence[Token]) -> Marked:
+    """The text of a segment's tokens, and its elements."""
+    found, text, root = partners(tokens), "", Element("", 0)
+    opened, is_nested = [root], True
+    for index, token in enumerate(tokens):
+        if token.kind == "text":
+            text += token.text
+            continue
+        if token.kind == "end" and index in found:
+            element, start = opened.pop(), found[index]
+            element.closing, element.end = token.raw, len(text)
+            if tokens[start].is_fixed or len(opened) > DEEPEST:
+                element.kept, element.children = "".join(other.raw for other in tokens[start + 1 : index]), []
+            continue
+        element = Element(token.raw, len(text), len(text))
+        opened[-1].children.append(element)
+        if token.kind == "placeholder":
+            element.opening, element.kept = "", token.raw
+            text += token.text
+            element.end = len(text)
+        elif token.kind == "start" and index in found:
+            opened.append(element)
+        else:
+            is_nested &= token.kind == "single"
+            text += " " if token.name in _BREAKS and text and not text[-1].isspace() else ""
     return Marked(text, root.children, is_nested)
 
 
@@ -123,10 +173,10 @@ class _Placing:
         """The characters `begin` to `end` of the target, its words `low` to `high`, with elements."""
         high = len(self._spans) if high is None else high
         owners = self._owners(elements, low, high)
-        runs = {number: _longest_run(owners, number, low) for number in range(len(elements))}
+        runs = _longest_runs(owners, low)
         placed = []
         for number, element in enumerate(elements):
-            first, last = runs[number] or (self._place(element, low, high, [run for run in runs.values() if run]),) * 2
+            first, last = runs.get(number) or (self._place(element, low, high, runs.values()),) * 2
             placed.append((first, last, number))
         text, at = "", begin
         for first, last, number in sorted(placed):
@@ -149,12 +199,12 @@ class _Placing:
 
     def _words(self, element: Element) -> Iterable[int]:
         """The source words that overlap with an element."""
-        spans = enumerate(self._source_spans)
-        return [word for word, (begin, end) in spans if begin < element.end and end > element.begin]
+        first = bisect_right(self._source_spans, element.begin, key=lambda span: span[1])
+        return range(first, bisect_left(self._source_spans, element.end, key=lambda span: span[0]))
 
-    def _place(self, element: Element, low: int, high: int, taken: Sequence[tuple[int, int]]) -> int:
+    def _place(self, element: Element, low: int, high: int, taken: Iterable[tuple[int, int]]) -> int:
         """The target word before which an element without words stands, outside of its siblings."""
-        before = [word for word, (begin, _) in enumerate(self._source_spans) if begin < element.begin]
+        before = range(bisect_left(self._source_spans, element.begin, key=lambda span: span[0]))
         linked = next((self._targets[word] + 1 for word in reversed(before) if word in self._targets), 0)
         place = min(max(linked, low), high)
         return next((last for first, last in taken if first < place < last), place)
@@ -175,13 +225,18 @@ def _spans(text: str) -> list[tuple[int, int]]:
     return [(start, start + len(word)) for start, word in zip(word_starts(text), words(text), strict=True)]
 
 
-def _longest_run(owners: Sequence[int | None], number: int, low: int) -> tuple[int, int] | None:
-    """The words from the first to after the last of the run with the most words of an owner; None if it has none."""
-    best, start, last, count = (0, 0, 0), 0, 0, 0
-    for place, owner in enumerate([*owners, -1]):
-        if owner == number:
-            start, count, last = (place if not count else start), count + 1, place + 1
-        elif owner is not None:
-            best, count = max(best, (count, -start, last)), 0
-    count, start, last = best
-    return (low - start, low + last) if count else None
+def _longest_runs(owners: Sequence[int | None], low: int) -> dict[int, tuple[int, int]]:
+    """For each owner of words, its run with the most words: the first word, and one after the last.
+
+    Words without an owner do not end a run. `low` is the number of the first word.
+    """
+    best: dict[int, tuple[int, int, int]] = {}
+    owner, start, count = None, 0, 0
+    for place, other in enumerate(owners, low):
+        if other is None:
+            continue
+        if other != owner:
+            owner, start, count = other, place, 0
+        count += 1
+        best[other] = max(best.get(other, (0, 0, 0)), (count, -start, place + 1))
+    return {owner: (-start, last) for owner, (_, start, last) in best.items()}

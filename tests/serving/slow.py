@@ -28,7 +28,7 @@ class Slow:
     def direction(self, source: str, target: str) -> str:
         return "en-de"
 
-    def jobs(self, strings: list[str], direction: str, n_best: int, most: int) -> list[TranslationJob]:
+    def jobs(self, strings: list[str], direction: str, n_best: int, most: int, *, html: bool) -> list[TranslationJob]:
         parts = [TextPart(string, number) for number, string in enumerate(strings)]
         cut = [tuple(parts[first : first + most]) for first in range(0, len(parts), most)]
         return [TranslationJob(part, direction, n_best, len(part)) for part in cut]

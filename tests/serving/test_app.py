@@ -1,5 +1,6 @@
 """The HTTP interface over a tiny run: LibreTranslate's form, its errors, batches, limits."""
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError
 from mtkit.serving.app import make_app
 from mtkit.serving.batcher import ServingLimits
 from mtkit.serving.service import Service
@@ -59,6 +61,30 @@ def test_alternatives(client: TestClient, translator: Translator) -> None:
     assert "2 at most" in ask(client, "a dog", alternatives=3).json()["error"]
 
 
+def test_html_keeps_its_tags(client: TestClient, translator: Translator) -> None:
+    answer = ask(client, ["<p>a dog</p><br>\n<i>1</i>", "a &lt; b"], format="html").json()["translatedText"]
+    texts = [html.escape(alone(translator, text, "en-de"), quote=False) for text in ("a dog", "a < b")]
+    assert answer == [f"<p>{texts[0]}</p><br>\n<i>1</i>", texts[1]]
+    answer = ask(client, "<p>a <b>dog</b></p>", format="html", alternatives=1).json()
+    assert all(
+        re.fullmatch("<p>.*<b>.*</b>.*</p>", text) for text in [answer["translatedText"], *answer["alternatives"]]
+    )
+
+
+def test_html_needs_attention_weights(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise MtkitError("an ensemble has no attention weights")
+
+    monkeypatch.setattr(translator, "check_links", refuse)
+    with TestClient(make_app(Service(translator), LIMITS)) as other:
+        answer = ask(other, "<p>a dog</p>", format="html")
+        assert (answer.status_code, answer.json()["error"]) == (
+            400,
+            "this server translates no HTML: an ensemble has no attention weights",
+        )
+        assert ask(other, "<p>a dog</p>").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
@@ -66,7 +92,7 @@ def test_alternatives(client: TestClient, translator: Translator) -> None:
         ({"q": "a", "source": "de", "target": "de"}, 400, "no direction de-de"),
         ({"q": 3, "target": "de"}, 400, "q"),
         ({"target": "de"}, 400, "q: Field required"),
-        ({"q": "<b>a</b>", "target": "de", "format": "html"}, 400, "format"),
+        ({"q": "a", "target": "de", "format": "xml"}, 400, "format 'xml' is not known"),
         ({"q": ["a"] * 21, "target": "de"}, 400, "21 strings"),
         ({"q": "a" * 2001, "target": "de"}, 400, "2,001 characters"),
         ({"q": ["a" * 1001, "b" * 1000], "target": "de"}, 400, "2,001 characters"),

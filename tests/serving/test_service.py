@@ -1,12 +1,14 @@
 """A service of strings: parts of requests, lines of any length, documents, names of languages."""
 
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mtkit.decoding.translator import Translator
+from mtkit.decoding.word_alignment import Heads
 from mtkit.serving.service import AttentionJob, Service, TextPart, TranslationJob, join_parts, language_name
 from tests.decoding.trained import make_run
 
@@ -102,3 +104,49 @@ def test_more_weights_than_a_page_can_hold_are_left_out(
     cross = sum(len(head) * len(head[0]) for layer in whole["roles"]["cross"] for head in layer["heads"])
     monkeypatch.setattr("mtkit.serving.service.MOST_WEIGHTS", cross)
     assert list(Service(translator).work([look])[0]["roles"]) == ["cross"]
+
+
+HTML = "<p>A <b>small</b> dog <i>sees &amp; finds</i> the tree.</p>\n<script>a < b</script><p>A <a href='x'>house</a>."
+
+
+def tags(html: str) -> list[str]:
+    return sorted(re.findall("</?[a-z].*?>", html))
+
+
+@pytest.mark.parametrize("n_best", [1, 2])
+@pytest.mark.parametrize("most", [1, 12, 1000])
+def test_parts_of_html_have_the_translations_of_the_whole(translator: Translator, most: int, n_best: int) -> None:
+    service = Service(translator)
+    strings = [HTML, "", "<br>", "a dog", HTML[5:]]
+    whole = service.jobs(strings, "en-de", n_best, most=10_000, html=True)
+    assert len(whole) == 1
+    expected = join_parts(whole, service.work(whole))
+    parts = service.jobs(strings, "en-de", n_best, most=most, html=True)
+    assert (len(parts) > 1) == (most < 1000)
+    assert join_parts(parts, [result for part in parts for result in service.work([part])]) == expected
+    own = translator.with_settings(translator.settings.model_copy(update={"n_best": n_best}))
+    plain = own.translate(["A small dog sees & finds the tree.", "a dog"], direction="en-de")
+    for k in range(n_best):
+        for string, hypotheses in zip(strings, expected, strict=True):
+            assert tags(hypotheses[k]) == tags(string)
+        paragraph = re.sub("<.*?>", "", expected[0][k].split("\n")[0])
+        assert (unescape(paragraph), unescape(expected[3][k])) == (plain[0][k].text, plain[1][k].text)
+
+
+def test_heads_are_chosen_once_and_only_for_html(translator: Translator) -> None:
+    calls = []
+
+    def heads() -> Heads:
+        calls.append(1)
+        return Heads()
+
+    service = Service(translator, heads)
+    for html, count in ((False, 0), (True, 1), (True, 1)):
+        service.work(service.jobs([HTML], "en-de", 1, 1000, html=html))
+        assert len(calls) == count
+
+
+def test_html_and_text_share_no_batch(translator: Translator) -> None:
+    service = Service(translator)
+    (text,), (html,) = (service.jobs([HTML], "en-de", 1, 1000, html=html) for html in (False, True))
+    assert text.kind != html.kind
