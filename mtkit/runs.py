@@ -229,6 +229,7 @@ class Run:
                 source_vocabulary=sizes["source"],
                 target_vocabulary=sizes["target"],
                 tasks=len(self.directions),
+                drawn=False,
             )
             load_weights(model, self.tensors(checkpoint), self.weights(checkpoint))
             return model.to(device).eval()

@@ -4,8 +4,6 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
-from tabulate import tabulate
-
 Rows = Sequence[Sequence[str]]
 
 
@@ -22,6 +20,8 @@ def aligned(rows: Rows, *, left: Collection[int] = (0,)) -> str:
 
     Columns in `left`, counted from 0, are aligned to the left; the others, usually numbers, to the right.
     """
+    from tabulate import tabulate  # measures all characters at its import
+
     # the head is passed as a row, because tabulate makes columns with a head wider
     text = tabulate(
         rows, tablefmt="plain", colalign=_sides(rows, left), disable_numparse=True, preserve_whitespace=True
@@ -31,6 +31,8 @@ def aligned(rows: Rows, *, left: Collection[int] = (0,)) -> str:
 
 def markdown(rows: Rows, *, left: Collection[int] = (0,)) -> str:
     """Format a table in Markdown, the first row as the head."""
+    from tabulate import tabulate
+
     head, *cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     sides = _sides(rows, left)
     return tabulate(cells, headers=head, tablefmt="pipe", colalign=sides, headersalign=sides, disable_numparse=True)

@@ -80,18 +80,32 @@ class Mechanism:
 
 
 @cache
+def _modules() -> dict[str, str]:
+    """Return FAMILY.MODULE of each of mtkit's own mechanisms, by name."""
+    modules: dict[str, str] = {}
+    for file in sorted(file for file in Path(__file__).parent.glob("*/[!_]*.py") if file.parent.name not in SHARED):
+        name, module = file.stem.replace("_", "-"), f"{file.parent.name}.{file.stem}"
+        if name in modules:
+            raise ValueError(f"there are two mechanisms '{name}': {modules[name]} and {module}")
+        modules[name] = module
+    return modules
+
+
+@cache
+def _own(name: str) -> Mechanism:
+    """Return mtkit's own mechanism of this name."""
+    module = _modules()[name]
+    kind = _only_mechanism_in(importlib.import_module(f"{__package__}.{module}"))
+    return _described(name, module.partition(".")[0], kind)
+
+
+@cache
 def mechanisms() -> dict[str, Mechanism]:
-    """Return every mechanism by name: mtkit's own, and loadable ones of other packages.
+    """Return every mechanism by name: mtkit's own, and loadable ones of other packages. It imports all of them.
 
     Raises: MtkitError if another package's mechanism has the name of an existing one.
     """
-    by_name: dict[str, Mechanism] = {}
-    for file in sorted(file for file in Path(__file__).parent.glob("*/[!_]*.py") if file.parent.name not in SHARED):
-        family, name = file.parent.name, file.stem.replace("_", "-")
-        if name in by_name:
-            raise ValueError(f"two families have a mechanism '{name}': {by_name[name].family} and {family}")
-        kind = _only_mechanism_in(importlib.import_module(f"{__package__}.{family}.{file.stem}"))
-        by_name[name] = _described(name, family, kind)
+    by_name = {name: _own(name) for name in _modules()}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         if entry.name in by_name:
             raise MtkitError(
@@ -243,6 +257,8 @@ def find(name: str) -> Mechanism:
     """
     if (kinds := kinds_of(name)) is not None:
         return _mix([(find(kind), heads) for kind, heads in kinds])
+    if name in _modules():
+        return _own(name)  # without an import of the others
     known = mechanisms()
     if name not in known:
         for entry in entry_points(group=GROUP, name=name):
@@ -250,6 +266,11 @@ def find(name: str) -> Mechanism:
         hint = did_you_mean(name, list(known))
         raise MtkitError(f"no attention mechanism {shown(name)}{hint}; see `mtkit attentions`")
     return known[name]
+
+
+def names_of_packages() -> frozenset[str]:
+    """Return the names of other packages' mechanisms, loadable or not."""
+    return frozenset(entry.name for entry in entry_points(group=GROUP))
 
 
 def _mix(kinds: list[tuple[Mechanism, int]]) -> Mechanism:

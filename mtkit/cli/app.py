@@ -77,10 +77,11 @@ def _mtkit(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    from mtkit.process import keep_freed_memory, set_environment
+    from mtkit.process import collect_garbage_rarely, keep_freed_memory, set_environment
 
     set_environment()
     keep_freed_memory()
+    collect_garbage_rarely()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

@@ -12,7 +12,7 @@ Optional columns: task (int16, the direction; the source then begins with the ta
 sides, so that neighbouring rows can be read as one (`mtkit.data.resampling`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,6 @@ import pyarrow as pa
 from pydantic import StringConstraints, ValidationError
 from typing_extensions import TypedDict
 
-from mtkit.data.builtin.registry import side_lengths
 from mtkit.data.columns import AGAIN, Column, Mapped, MappedFile, Texts, Tokens
 from mtkit.errors import DataError
 from mtkit.recipe.data import DataSettings
@@ -245,7 +244,11 @@ _COLUMNS = {
 def _check_sides(sides: Mapping[str, Side], settings: DataSettings, record: Record) -> None:
     """Raises: ValueError if the sides or their counts do not match the settings."""
     corpora = {"train": settings.train, "valid": settings.valid, **settings.test} if settings.train else {}
-    builtin = ("train", "valid", "test") if settings.task is None else side_lengths(settings.task)
+    builtin: Iterable[str] = ("train", "valid", "test")
+    if settings.task is not None:
+        from mtkit.data.builtin.registry import side_lengths  # imports all tasks
+
+        builtin = side_lengths(settings.task)
     if set(sides) != set(corpora or builtin):
         raise ValueError(f"it has the sides {', '.join(sides)}")
     for name, side in sides.items():

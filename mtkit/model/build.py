@@ -1,13 +1,24 @@
 """A model from a recipe."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from itertools import groupby
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from mtkit.attention import ROLES, mechanisms
-from mtkit.attention.registry import Mechanism, check_heads, check_options, check_role, check_slots, find
+from mtkit.attention import ROLES
+from mtkit.attention.registry import (
+    Mechanism,
+    check_heads,
+    check_options,
+    check_role,
+    check_slots,
+    find,
+    names_of_packages,
+)
 from mtkit.attention.slots import SLOTS
 from mtkit.errors import MtkitError, RecipeError, did_you_mean, shown
 from mtkit.memory import available_bytes, too_large, weights_within_memory
@@ -22,10 +33,28 @@ BY_ROLE = tuple(f"{role}." for role in ROLES)
 SMALLER = "lower model.d_model, model.feed_forward, the layers, model.max_length or data.tokenizer.vocabulary"
 
 
-def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: int, tasks: int = 1) -> Network:
+DRAWS = {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_}
+"""Functions that fill a tensor with random numbers, and that a `TorchFunctionMode` sees."""
+
+
+class _Undrawn(TorchFunctionMode):
+    """Context in which parameters get no random numbers, because weights from a file replace all of them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        filled = kwargs.get("tensor", args[0] if args else None)  # functions of nn.init pass it by its name
+        if func in DRAWS and isinstance(filled, nn.Parameter):
+            return filled
+        return func(*args, **kwargs)
+
+
+def build_model(
+    recipe: Recipe, *, source_vocabulary: int, target_vocabulary: int, tasks: int = 1, drawn: bool = True
+) -> Network:
     """The recipe's model, freshly initialised from its seed, without touching the global random state.
 
-    `tasks` is the number of tasks, for attentions that are conditioned on one.
+    `tasks` is the number of tasks, for attentions that are conditioned on one. Parameters that would be drawn are
+    undefined unless `drawn`.
 
     Raises: RecipeError for three-way tying with two vocabularies; MtkitError if the weights do not fit in memory,
     and for attentions that cannot be built.
@@ -37,7 +66,7 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
             "the data without --separate (data.tokenizer.joint: true)"
         )
     # models are built on the CPU, with its generator
-    with weights_within_memory(SMALLER), torch.random.fork_rng(devices=[]):
+    with weights_within_memory(SMALLER), torch.random.fork_rng(devices=[]), nullcontext() if drawn else _Undrawn():
         torch.default_generator.manual_seed(recipe.seed)
         chosen = choose(_attention(recipe), _layers(recipe), tasks)
         sizes = {"source_vocabulary": source_vocabulary, "target_vocabulary": target_vocabulary, "seed": recipe.seed}
@@ -61,8 +90,8 @@ def attention_packages(recipe: Recipe) -> dict[str, str]:
         slots = [value for key, value in choice.options.items() if key.rpartition(".")[2] in SLOTS]
         names |= {choice.name, *(kind.name for kind, _ in find(choice.name).kinds)}
         names |= {str(slot["name"] if isinstance(slot, Mapping) else slot) for slot in slots}
-    used = [mechanism for mechanism in mechanisms().values() if mechanism.name in names]
-    return {mechanism.name: mechanism.package for mechanism in used if mechanism.package is not None}
+    packages = {name: find(name).package for name in sorted(names & names_of_packages())}
+    return {name: package for name, package in packages.items() if package is not None}
 
 
 def describe_attention(recipe: Recipe) -> str:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -209,10 +210,25 @@ def _finite(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
+SETTLED = 2.0
+"""Seconds after which another change of a file certainly has another time."""
+
+_DIGESTS: dict[Path, tuple[tuple[int, ...], str]] = {}
+"""Device, inode, size and times of files that `digest` has read, and their digests."""
+
+
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal. A file that has not changed since is not read again."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        status = os.fstat(file.fileno())
+        state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        known, content = _DIGESTS.get(path, ((), ""))
+        if state == known:
+            return content
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    if time.time() - status.st_ctime > SETTLED:
+        _DIGESTS[path] = state, content
+    return content
 
 
 @contextmanager

@@ -43,6 +43,30 @@ def lines_of(result: Result) -> list[str]:
     return lines
 
 
+LOADED = """
+import json, sys
+sys.argv = ["mtkit", "translate", "--engine", "mtkit", "--input", "-"]
+from mtkit.cli.app import main
+try: main()
+except SystemExit: pass
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_one_line_imports_only_what_it_needs() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], input=b"a line\n", capture_output=True, check=True)
+    translation, modules = done.stdout.decode().splitlines()
+    loaded = set(json.loads(modules))
+    assert translation
+    assert "mtkit.attention.scoring.full" in loaded
+    families = ("compressed", "content", "heads", "linear", "lowrank", "prior", "sparse")
+    unused = [f"mtkit.attention.{family}" for family in families]
+    unused += ["mtkit.data.builtin", "mtkit.evaluation", "mtkit.training.loop", "mtkit.serving", "mtkit.interchange"]
+    unused += ["datasets", "matplotlib", "sacrebleu", "sympy", "tabulate", "torch._dynamo", "torch._inductor.lowering"]
+    assert loaded.isdisjoint(unused)
+    assert sum(name.startswith("mtkit.") for name in loaded) <= 150
+
+
 def test_bare_it_translates_the_test_side_into_the_run() -> None:
     result = typed("--engine", "mtkit")  # another says that it decodes
     there = Path("mtkit-runs/one/translations")

@@ -1,14 +1,51 @@
 """A model from a recipe."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe
 
 SIZES = {"d_model": 16, "heads": 2, "feed_forward": 16, "encoder_layers": 1, "decoder_layers": 1}
+
+
+@pytest.mark.parametrize("attention", ["full", "performer", "routing", "synthesizer", "differential", "rnn"])
+def test_weights_of_another_model_replace_everything_that_was_not_drawn(attention: str) -> None:
+    architecture = {"architecture": "rnn"} if attention == "rnn" else {}
+    chosen = {} if attention == "rnn" else {"encoder": attention}
+    recipe = make_recipe({"model": SIZES | architecture, "attention": chosen})
+    sizes = {"source_vocabulary": 32, "target_vocabulary": 32}
+    trained, loaded = build_model(recipe, **sizes), build_model(recipe, **sizes, drawn=False)
+    loaded.load_state_dict(trained.state_dict())
+    for (name, one), (_, other) in zip(trained.named_buffers(), loaded.named_buffers(), strict=True):
+        assert torch.equal(one, other), name
+    source, target = torch.randint(4, 32, (2, 7)), torch.randint(4, 32, (2, 5))
+    trained.eval(), loaded.eval()
+    assert torch.equal(trained(source, target).hidden, loaded(source, target).hidden)
+
+
+class Draws(TorchDispatchMode):
+    """Context that collects the names of operators that draw random numbers into a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names |= {func.overloadpacket.__name__} & {"normal_", "uniform_"}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("drawn", "names"), [(True, {"normal_", "uniform_"}), (False, set())])
+def test_no_number_is_drawn_for_weights_that_a_file_replaces(drawn: bool, names: set[str]) -> None:
+    with Draws() as draws:
+        build_model(make_recipe({"model": SIZES}), source_vocabulary=32, target_vocabulary=32, drawn=drawn)
+    assert draws.names == names
 
 
 def test_building_leaves_the_generators_alone_and_touches_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

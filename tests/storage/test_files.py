@@ -3,6 +3,7 @@
 import ast
 import errno
 import gzip
+import hashlib
 import json
 import math
 import os
@@ -15,10 +16,12 @@ import pytest
 import torch
 
 from mtkit.errors import MtkitError
+from mtkit.storage import files
 from mtkit.storage.files import (
     check_outputs,
     check_regular,
     check_writable,
+    digest,
     inside,
     json_text,
     locked,
@@ -323,3 +326,18 @@ def test_a_device_gets_the_content_and_stays(tmp_path: Path) -> None:
 def test_text_with_a_name_that_ends_in_gz_is_packed(tmp_path: Path) -> None:
     write_text(tmp_path / "page.html.gz", "words\n")
     assert gzip.decompress((tmp_path / "page.html.gz").read_bytes()) == b"words\n"
+
+
+def test_a_digest_is_read_again_if_the_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, reads = tmp_path / "file", []
+    read = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *given: reads.append(1) or read(*given))
+    path.write_bytes(b"one")
+    assert [digest(path), digest(path)] == [hashlib.sha256(b"one").hexdigest()] * 2
+    assert len(reads) == 2  # a change at the same moment would have the same time
+    monkeypatch.setattr(files, "SETTLED", -1.0)
+    assert [digest(path), digest(path)] == [hashlib.sha256(b"one").hexdigest()] * 2
+    assert len(reads) == 3
+    path.write_bytes(b"two")
+    os.utime(path, ns=(0, 0))
+    assert digest(path) == hashlib.sha256(b"two").hexdigest()
