@@ -15,11 +15,9 @@ from typer.testing import CliRunner
 
 from mtkit.cli.app import app
 from mtkit.cli.compare import compare
-from mtkit.data.prepare import prepare
 from mtkit.errors import DataError, MtkitError
 from mtkit.experiments import compare as comparing
 from mtkit.experiments.folder import Folder
-from mtkit.recipe.data import DataSettings
 from tests.experiments.results import row
 
 OPTIONS = {
@@ -32,21 +30,14 @@ SCORES = {"full": 80.0, "longformer": 90.0, "em-routing": 70.0}
 OUT = Path("mtkit-compare")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data") / "prepared"
-    given = {"folder": folder, "builtin": {"train": 200, "valid": 8, "test": 8}, "tokenizer": {"vocabulary": 400}}
-    prepare(DataSettings.model_validate(given))
-    return folder
-
-
 @pytest.fixture(autouse=True)
-def _recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
+def _recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared_folder: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(comparing, "LOOK_SECONDS", 0.02)
     model = {"d_model": 32, "heads": 2, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1}
     training = {"batch_tokens": 200, "max_updates": 2, "validate_segments": 2, "log_every": 1, "precision": "float32"}
-    Path("r.yaml").write_text(yaml.safe_dump({"data": {"folder": str(data)}, "model": model, "training": training}))
+    recipe = {"data": {"folder": str(prepared_folder)}, "model": model, "training": training}
+    Path("r.yaml").write_text(yaml.safe_dump(recipe))
 
 
 def typed(*arguments: str) -> Result:

@@ -4,31 +4,14 @@ from typing import Any
 
 import pytest
 
-from mtkit.data.prepare import prepare
-from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.setup import set_up
 from mtkit.experiments.study import Study, make_study
 from mtkit.experiments.trials import Plan
 from mtkit.recipe import merged
-from mtkit.recipe.data import DataSettings
 
 Made = Callable[..., Study]
 Opened = Callable[..., tuple[Folder, Plan, dict[str | None, str]]]
-
-
-@pytest.fixture(scope="session")
-def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few hundred segments of the built-in corpus."""
-    folder = tmp_path_factory.mktemp("data") / "prepared"
-    given = {"folder": folder, "builtin": {"train": 200, "valid": 8, "test": 8}, "tokenizer": {"vocabulary": 400}}
-    prepare(DataSettings.model_validate(given))
-    return folder
-
-
-@pytest.fixture
-def prepared(prepared_folder: Path) -> Prepared:
-    return open_prepared(prepared_folder)
 
 
 @pytest.fixture

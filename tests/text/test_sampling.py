@@ -1,13 +1,13 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from mtkit.text.sampling import BpeDropout, Words
+from mtkit.text.sampling import BpeDropout, UnigramSampling, Words
 from mtkit.text.segments import Ragged
 from mtkit.text.tokenizer import BREAK, UNK, Tokenizer
-from tests.text.exact import Cut, by_dropout, by_sentencepiece, goes_with, scores_of
+from tests.text.exact import Cut, by_dropout, by_sentencepiece, by_unigram, goes_with, scores_of
 
 
 @pytest.fixture(params=["bpe", "unigram"])
@@ -46,11 +46,11 @@ def test_marks_unknown_pieces_and_bytes_are_words_that_stay(tokenizer_of_either_
 
 
 WORDS = ["the", "strands", "ran", "thatcat", "北京的公园很好"]
-
-
-@pytest.fixture
-def tokenizer(trained: dict[str, Tokenizer]) -> Tokenizer:
-    return trained["bpe"]
+SAMPLERS: dict[str, Callable[[Words, float], BpeDropout | UnigramSampling]] = {
+    "bpe": BpeDropout,
+    "unigram": UnigramSampling,
+}
+EXACT = {"bpe": by_dropout, "unigram": by_unigram}
 
 
 def written(tokenizer: Tokenizer, text: str) -> bytes:
@@ -69,30 +69,45 @@ def keys(count: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(1 << 63, size=count).astype(np.uint64)
 
 
-@pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(
+    ("kind", "strength"), [*(("bpe", share) for share in (0.1, 0.5, 0.9)), *(("unigram", a) for a in (0.1, 0.5, 1.0))]
+)
 @pytest.mark.parametrize("word", WORDS)
-def test_cuts_are_as_likely_as_they_are_exactly(tokenizer: Tokenizer, word: str, dropout: float) -> None:
-    exact = by_dropout("\u2581" + word, scores_of(tokenizer), dropout)
+def test_cuts_are_as_likely_as_they_are_exactly(
+    trained: dict[str, Tokenizer], word: str, kind: str, strength: float
+) -> None:
+    tokenizer = trained[kind]
+    exact = EXACT[kind]("\u2581" + word, scores_of(tokenizer), strength)
     assert len(exact) > 3
-    drawn = BpeDropout(Words(tokenizer), dropout).draw([written(tokenizer, word)] * 5_000, keys(5_000))
+    drawn = SAMPLERS[kind](Words(tokenizer), strength).draw([written(tokenizer, word)] * 5_000, keys(5_000))
     assert goes_with(cuts(tokenizer, drawn), exact)
 
 
+@pytest.mark.parametrize(("kind", "other"), [("bpe", 0.2), ("unigram", 0.1)])
 @pytest.mark.parametrize("word", WORDS)
-def test_sentencepiece_draws_from_the_same_distribution(tokenizer: Tokenizer, word: str) -> None:
-    exact = by_dropout("\u2581" + word, scores_of(tokenizer), 0.3)
+def test_sentencepiece_draws_from_the_same_distribution(
+    trained: dict[str, Tokenizer], word: str, kind: str, other: float
+) -> None:
+    tokenizer = trained[kind]
     found = by_sentencepiece(tokenizer, word, 0.3)
-    assert goes_with(found, exact)
-    assert not goes_with(found, by_dropout("\u2581" + word, scores_of(tokenizer), 0.2)), "the test can fail"
+    assert goes_with(found, EXACT[kind]("\u2581" + word, scores_of(tokenizer), 0.3))
+    assert not goes_with(found, EXACT[kind]("\u2581" + word, scores_of(tokenizer), other)), "the test can fail"
 
 
-def test_what_becomes_of_a_word_depends_on_its_key_alone(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "limits"),
+    [("bpe", {"_REMEMBERED_WORDS": 2, "_CHARACTERS": 50}), ("unigram", {"_REMEMBERED_PLACES": 2})],
+)
+def test_what_becomes_of_a_word_depends_on_its_key_alone(
+    trained: dict[str, Tokenizer], kind: str, limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = trained[kind]
     words = [written(tokenizer, word) for word in [*WORDS, "a", "strandsandbandsandsandsandstrands" * 4]] * 40
-    own, sampler = keys(len(words)), BpeDropout(Words(tokenizer), 0.3)
+    own, sampler = keys(len(words)), SAMPLERS[kind](Words(tokenizer), 0.3)
     together = cuts(tokenizer, sampler.draw(words, own))
     order: Sequence[int] = np.random.default_rng(2).permutation(len(words)).tolist()
-    monkeypatch.setattr("mtkit.text.sampling._REMEMBERED_WORDS", 2)
-    monkeypatch.setattr("mtkit.text.sampling._CHARACTERS", 50)
+    for name, limit in limits.items():
+        monkeypatch.setattr(f"mtkit.text.sampling.{name}", limit)
     for begin in range(0, len(words), 7):
         part = order[begin : begin + 7]
         again = cuts(tokenizer, sampler.draw([words[place] for place in part], own[part]))
@@ -100,12 +115,16 @@ def test_what_becomes_of_a_word_depends_on_its_key_alone(tokenizer: Tokenizer, m
     assert len({cut for cut in together if "".join(cut) == "\u2581strands"}) > 3
 
 
-def test_hardly_any_dropout_leaves_the_pieces_of_encoding(tokenizer: Tokenizer) -> None:
-    words = [written(tokenizer, word) for word in WORDS]
-    drawn = BpeDropout(Words(tokenizer), 1e-12).draw(words, keys(len(words)))
+@pytest.mark.parametrize(("kind", "strength"), [("bpe", 1e-12), ("unigram", 300.0)])
+def test_hardly_any_dropout_and_a_strong_power_leave_the_pieces_of_encoding(
+    trained: dict[str, Tokenizer], kind: str, strength: float
+) -> None:
+    words = [written(trained[kind], word) for word in WORDS]
+    drawn = SAMPLERS[kind](Words(trained[kind]), strength).draw(words, keys(len(words)))
     assert drawn.flat.tobytes() == b"".join(words)
 
 
-def test_no_words_are_no_pieces(tokenizer: Tokenizer) -> None:
-    drawn = BpeDropout(Words(tokenizer), 0.1).draw([], keys(0))
-    assert (len(drawn.flat), len(drawn.lengths)) == (0, 0)
+def test_no_words_are_no_pieces(tokenizer_of_either_kind: Tokenizer) -> None:
+    for sampler in SAMPLERS.values():
+        drawn = sampler(Words(tokenizer_of_either_kind), 0.1).draw([], keys(0))
+        assert (len(drawn.flat), len(drawn.lengths)) == (0, 0)

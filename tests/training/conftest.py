@@ -1,29 +1,10 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from mtkit.data.prepare import prepare
-from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.data.prepared import Prepared
 from mtkit.recipe import Recipe, make_recipe, merged
-from mtkit.recipe.data import DataSettings
 from mtkit.training.loop import train
 from mtkit.training.progress import Outcome
-
-
-@pytest.fixture(scope="session")
-def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few hundred segments of the built-in corpus."""
-    folder = tmp_path_factory.mktemp("data") / "prepared"
-    given = {"folder": folder, "builtin": {"train": 200, "valid": 8, "test": 8}, "tokenizer": {"vocabulary": 400}}
-    prepare(DataSettings.model_validate(given))
-    return folder
-
-
-@pytest.fixture
-def prepared(prepared_folder: Path) -> Prepared:
-    return open_prepared(prepared_folder)
-
 
 TINY: dict[str, Any] = {
     "model": {"d_model": 16, "heads": 2, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.2},

@@ -158,23 +158,25 @@ def test_the_training_is_that_with_the_precision_given(
     assert all(torch.equal(given[key], measured_first[key]) for key in given)
 
 
+def precision_line(prepared: Prepared, folder: Path, updates: int) -> str:
+    """What a training with automatic precision says on it."""
+    said: list[str] = []
+    recipe = tiny(training={"max_updates": updates, "precision": "auto"})
+    train(recipe, prepared, folder, command=["mtkit"], device="cpu", say=said.append)
+    return next(line for line in said if " on cpu" in line)
+
+
 def test_a_resumed_run_takes_what_was_measured_on_whatever_machine(
     prepared: Prepared, tmp_path: Path, units: None, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trained(updates: int) -> list[str]:
-        said: list[str] = []
-        recipe = tiny(training={"max_updates": updates, "precision": "auto"})
-        train(recipe, prepared, tmp_path / "run", command=["mtkit"], device="cpu", say=said.append)
-        return [line for line in said if " on cpu" in line]
-
     clock.seconds = lambda precision, calls: 0.2 if precision == "float32" else 0.1
-    assert "; bfloat16 on cpu" in trained(8)[0]
+    assert "; bfloat16 on cpu" in precision_line(prepared, tmp_path / "run", 8)
     calls = len(clock.calls)
     clock.seconds = lambda precision, calls: 0.1 if precision == "float32" else 0.2
-    assert "; bfloat16 on cpu" in trained(12)[0]
+    assert "; bfloat16 on cpu" in precision_line(prepared, tmp_path / "run", 12)
     for probe in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, probe, lambda: False)
-    assert "; bfloat16 on cpu" in trained(16)[0]
+    assert "; bfloat16 on cpu" in precision_line(prepared, tmp_path / "run", 16)
     assert len(clock.calls) == calls
     with pytest.raises(RunError, match="precision: auto -> float32"):
         train(tiny(), prepared, tmp_path / "run", command=["mtkit"], device="cpu")
@@ -183,20 +185,14 @@ def test_a_resumed_run_takes_what_was_measured_on_whatever_machine(
 def test_a_run_of_an_earlier_version_goes_on_as_it_began(
     prepared: Prepared, tmp_path: Path, units: None, clock: Clock
 ) -> None:
-    def trained(updates: int) -> list[str]:
-        said: list[str] = []
-        recipe = tiny(training={"max_updates": updates, "precision": "auto"})
-        train(recipe, prepared, tmp_path / "run", command=["mtkit"], device="cpu", say=said.append)
-        return [line for line in said if " on cpu" in line]
-
-    trained(8)
+    precision_line(prepared, tmp_path / "run", 8)
     path = tmp_path / "run" / "run.json"
     about = json.loads(path.read_text())
     del about["precision"]
     path.write_text(json.dumps(about))
     clock.calls.clear()
     clock.seconds = lambda precision, calls: 0.1 if precision == "float32" else 0.2
-    assert "; bfloat16 on cpu" in trained(12)[0]
+    assert "; bfloat16 on cpu" in precision_line(prepared, tmp_path / "run", 12)
     assert not clock.calls
 
 

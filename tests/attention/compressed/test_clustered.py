@@ -6,23 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.attention.kernels.reproducible import record_choices, replay_choices
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
 LENGTHS = [9, 5, 1]
 VALID = torch.arange(9) < torch.tensor(LENGTHS).unsqueeze(1)
 
-
-def make(name: str = "clustered", **arguments: Any) -> Any:
-    site: dict[str, Any] = {"role": "encoder", "d_model": 32, "heads": 4, "max_length": 64}
-    return build(name, **(site | arguments)).eval()
+make = maker("clustered", max_length=64)
 
 
 def with_full(**arguments: Any) -> tuple[Any, Any]:
     """Clustered attention and `full` with the same weights."""
     site = {name: arguments[name] for name in ("positions", "projection") if name in arguments}
-    full, clustered = make("full", **site), make(**arguments)
+    full, clustered = make(name="full", **site), make(**arguments)
     with torch.no_grad():
         full.q_proj.bias.normal_()
     clustered.load_state_dict(full.state_dict(), strict=False)
@@ -144,14 +141,14 @@ def test_members_all_get_the_gradient_of_the_mean_and_no_other_query_does() -> N
 @pytest.mark.parametrize("name", ["clustered", "improved-clustered"])
 def test_an_update_draws_new_planes_for_training_alone(name: str) -> None:
     options = {"clusters": 3, **({"cluster_topk": 4} if "improved" in name else {})}
-    clustered, x = make(name, **options), torch.randn(2, 40, 32)
+    clustered, x = make(name=name, **options), torch.randn(2, 40, 32)
     evaluated, trained = clustered(x).output, clustered.train()(x).output
     clustered.after_update(1, 10)
     again = clustered(x).output
     assert not torch.allclose(again, trained, atol=1e-3)
     assert torch.equal(again, clustered(x).output), "one draw an update"
     assert torch.equal(clustered.eval()(x).output, evaluated)
-    other = make(name, **options)
+    other = make(name=name, **options)
     other.load_state_dict(clustered.state_dict())
     assert torch.equal(other.train()(x).output, again), "planes are saved"
 
@@ -173,7 +170,7 @@ def test_planes_are_a_function_of_seed_layer_and_update() -> None:
 def test_a_pass_that_is_run_again_repeats_its_choices(name: str) -> None:
     """Whatever rounding does to the second pass; here other planes stand for it, and other scores."""
     clustered, x = (
-        make(name, clusters=3, **({"cluster_topk": 4} if "improved" in name else {})).train(),
+        make(name=name, clusters=3, **({"cluster_topk": 4} if "improved" in name else {})).train(),
         torch.randn(2, 20, 32),
     )
     q, k, v = clustered.exact_queries_keys_values(x)

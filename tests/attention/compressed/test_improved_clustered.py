@@ -6,19 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.attention.compressed import improved_clustered
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
-
-def make(name: str = "improved-clustered", **arguments: Any) -> Any:
-    site: dict[str, Any] = {"role": "encoder", "d_model": 32, "heads": 4, "max_length": 64}
-    return build(name, **(site | arguments)).eval()
+make = maker("improved-clustered", max_length=64)
 
 
 def alike(*names: str, **options: Any) -> list[Any]:
     """Attentions with the same weights, and, where they have them, the same planes."""
-    made = [make(name, **({} if name == "full" else options)) for name in names]
+    made = [make(name=name, **({} if name == "full" else options)) for name in names]
     for each in made[1:]:
         each.load_state_dict(made[0].state_dict(), strict=False)
     return made
@@ -44,7 +41,7 @@ def test_segments_of_no_more_than_k_tokens_get_full_attention_whatever_their_clu
 ) -> None:
     """In a batch with a longer one, and in one without."""
     full, improved = (
-        make(name, projection=projection, **options)
+        make(name=name, projection=projection, **options)
         for name, options in (("full", {}), ("improved-clustered", {"clusters": clusters, "cluster_topk": 5}))
     )
     improved.load_state_dict(full.state_dict(), strict=False)
@@ -60,7 +57,7 @@ def test_segments_of_no_more_than_k_tokens_get_full_attention_whatever_their_clu
 
 def test_a_cluster_for_each_query_gives_full_attention() -> None:
     full, improved = alike("full", "improved-clustered", cluster_topk=3, positions="rotary")
-    full = make("full", positions="rotary")
+    full = make(name="full", positions="rotary")
     full.load_state_dict(improved.state_dict(), strict=False)
     x = torch.randn(2, 12, 32)
     torch.testing.assert_close(improved(x).output, full(x).output, rtol=1e-5, atol=1e-5)
@@ -69,7 +66,7 @@ def test_a_cluster_for_each_query_gives_full_attention() -> None:
 def test_one_key_alone_has_the_weight_that_its_cluster_gives_it() -> None:
     """k = 1: a softmax over one key is 1, and nothing changes."""
     x, valid = torch.randn(2, 30, 32), torch.arange(30) < torch.tensor([[30], [17]])
-    clustered = make("clustered", clusters=3)
+    clustered = make(name="clustered", clusters=3)
     improved = make(clusters=3, cluster_topk=1)
     improved.load_state_dict(clustered.state_dict())
     outputs = [each(x, query_valid=valid).output[valid] for each in (improved, clustered)]
@@ -77,7 +74,7 @@ def test_one_key_alone_has_the_weight_that_its_cluster_gives_it() -> None:
 
 
 def test_weights_at_the_best_keys_are_the_querys_own_and_elsewhere_those_of_its_cluster() -> None:
-    full, clustered = make("full"), make("clustered", clusters=2)
+    full, clustered = make(name="full"), make(name="clustered", clusters=2)
     improved = make(clusters=2, cluster_topk=3)
     for each in (clustered, improved):
         each.load_state_dict(full.state_dict(), strict=False)
@@ -97,7 +94,7 @@ def test_weights_at_the_best_keys_are_the_querys_own_and_elsewhere_those_of_its_
 
 @torch.no_grad()
 def test_more_keys_come_nearer_to_full() -> None:
-    full, x = make("full"), 2 * torch.randn(4, 40, 32)
+    full, x = make(name="full"), 2 * torch.randn(4, 40, 32)
     errors = []
     for topk in (1, 10, 20, 39, 40):
         improved = make(clusters=4, cluster_topk=topk)

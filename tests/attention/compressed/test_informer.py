@@ -6,19 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from mtkit.attention import build
 from mtkit.attention.compressed import informer
 from mtkit.attention.compressed.informer import Samples, earlier_larger, spikiness
 from mtkit.attention.kernels.reproducible import record_choices, replay_choices
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
 ROLES = ["encoder", "decoder"]
 VALID = torch.arange(40) < torch.tensor([[40], [23], [1]])
 
-
-def make(role: str = "encoder", name: str = "informer", **arguments: Any) -> Any:
-    site: dict[str, Any] = {"role": role, "d_model": 32, "heads": 4, "max_length": 64}
-    return build(name, **(site | arguments)).eval()
+make = maker("informer", max_length=64)
 
 
 def with_full(role: str, **arguments: Any) -> tuple[Any, Any]:

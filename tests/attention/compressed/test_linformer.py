@@ -1,18 +1,14 @@
 """Linformer: its exactness limit, its sharing of matrices, and its hard length."""
 
-from typing import Any
-
 import pytest
 import torch
 
-from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
 SHARE = ["none", "head", "kv", "layer"]
 
-
-def make(role: str = "encoder", name: str = "linformer", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4, "max_length": 9} | arguments).eval()
+make = maker("linformer", max_length=9)
 
 
 @pytest.mark.parametrize("share", SHARE)

@@ -6,16 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from mtkit.attention import build
 from mtkit.attention.compressed.luna import Packed, softplus2
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
+from tests.attention.small import maker
 
-
-def make(role: str = "encoder", **arguments: Any) -> Any:
-    return build("luna", **{"role": role, "d_model": 32, "heads": 4, "length": 3, "chunk": 4} | arguments).eval()
+make = maker("luna", length=3, chunk=4)
 
 
 def stack(role: str, **arguments: Any) -> list[Any]:

@@ -8,13 +8,11 @@ from torch import Tensor
 
 from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, maker
 
-ROLES = ["encoder", "decoder", "cross"]
 each_groups = pytest.mark.parametrize("groups", ["heads", "full"])
 
-
-def make(role: str = "encoder", name: str = "memory-compressed", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("memory-compressed")
 
 
 def adopted(role: str, **options: Any) -> tuple[Any, Any]:

@@ -6,17 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
 ROLES = ["encoder", "decoder"]
 POOLS = ["ldconv", "mean", "max"]
 each_role = pytest.mark.parametrize("role", ROLES)
 each_pool = pytest.mark.parametrize("pool_type", POOLS)
 
-
-def make(role: str = "encoder", name: str = "poolingformer", **arguments: Any) -> Any:
-    return build(name, role=role, **{"d_model": 32, "heads": 4} | arguments).eval()
+make = maker("poolingformer")
 
 
 def both(role: str, **options: Any) -> Any:

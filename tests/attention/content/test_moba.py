@@ -6,15 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.attention.content import moba
+from tests.attention.small import ROLES, maker
 
-ROLES = ["encoder", "decoder", "cross"]
 VALID = torch.arange(22) < torch.tensor([[22], [13]])
 
-
-def make(role: str = "encoder", name: str = "moba", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).double().eval()
+make = maker("moba", double=True)
 
 
 def alike(role: str, options: dict[str, Any], name: str, other: dict[str, Any]) -> tuple[Tensor, Tensor]:

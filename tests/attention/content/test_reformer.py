@@ -6,17 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build, reorder
+from mtkit.attention import reorder
 from mtkit.attention.content.reformer import SortedChunks, sorted_chunks
 from mtkit.attention.kernels.tiled_softmax import NOTHING_SEEN
 from mtkit.attention.kernels.windowed_rows import stream_rows
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
 ROLES = ["encoder", "decoder"]
 
-
-def make(role: str = "decoder", name: str = "reformer", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4, "max_length": 64} | arguments).eval()
+make = maker("reformer", "decoder", max_length=64)
 
 
 def shared_query_key(reformer: Any, x: Tensor, visible: Tensor) -> Tensor:

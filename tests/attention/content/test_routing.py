@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build, reorder
+from mtkit.attention import reorder
 from mtkit.errors import MtkitError
 from mtkit.model.adaptation import AdaptedLinear
 from mtkit.recipe.settings import LoraSettings
+from tests.attention.small import maker
 
-
-def make(role: str = "encoder", name: str = "routing", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("routing")
 
 
 def inputs(role: str) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.errors import MtkitError
 from tests.attention.content.sorting import order, scores_of, softmax_over, sorted_block
+from tests.attention.small import maker
 from tests.contract.counting import Count
 
 OPTIONS = [
@@ -20,13 +20,7 @@ OPTIONS = [
     {"sinkhorn_temperature": 2.0},
 ]
 
-
-def make(role: str = "encoder", name: str = "sinkhorn", **options: Any) -> Any:
-    attention = build(name, **{"role": role, "d_model": 8, "heads": 2, "max_length": 64, **options}).eval()
-    with torch.no_grad():
-        for parameter in attention.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return attention
+make = maker("sinkhorn", d_model=8, heads=2, max_length=64, stir=0.1)
 
 
 def naive(attention: Any, x: Tensor, role: str, size: int) -> Tensor:

@@ -6,18 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from tests.attention.content.sorting import order, scores_of, softmax_over, sorted_block
+from tests.attention.small import maker
 
 OPTIONS = [{}, {"sinkhorn_iters": 0}, {"sinkhorn_sortnet": "mlp"}, {"sortcut_blocks": 1}, {"sortcut_blocks": 9}]
 
-
-def make(role: str = "encoder", name: str = "sinkhorn-sortcut", **options: Any) -> Any:
-    attention = build(name, **{"role": role, "d_model": 8, "heads": 2, "max_length": 64, **options}).eval()
-    with torch.no_grad():
-        for parameter in attention.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return attention
+make = maker("sinkhorn-sortcut", d_model=8, heads=2, max_length=64, stir=0.1)
 
 
 def naive(attention: Any, x: Tensor, source: Tensor, size: int, cut: int) -> Tensor:

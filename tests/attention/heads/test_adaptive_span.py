@@ -7,17 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.attention.heads.adaptive_span import _SpanRamp
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 from tests.contract.counting import Count
 
 ROLES = ["encoder", "decoder"]
 each_role = pytest.mark.parametrize("role", ROLES)
 
-
-def make(role: str = "decoder", name: str = "adaptive-span", **arguments: Any) -> Any:
-    return build(name, role=role, **{"d_model": 32, "heads": 4} | arguments).eval()
+make = maker("adaptive-span", "decoder")
 
 
 def with_spans(role: str, *spans: float, ramp: int = 4, max_span: int = 50) -> Any:

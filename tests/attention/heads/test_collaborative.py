@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, maker
 
-ROLES = ["encoder", "decoder", "cross"]
 AROUND: dict[str, dict[str, Any]] = {
     "full": {},
     "band": {"window_radius": 2},
@@ -17,9 +16,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "talking-heads": {},
 }
 
-
-def make(role: str, name: str = "collaborative", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("collaborative")
 
 
 def stirred(attention: Any) -> Any:

@@ -5,14 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, maker
 
-ROLES = ["encoder", "decoder", "cross"]
-
-
-def make(role: str, name: str = "fixed-head-size", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("fixed-head-size")
 
 
 def given(role: str, length: int = 7) -> tuple[Any, Any]:

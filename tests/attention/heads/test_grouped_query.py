@@ -1,18 +1,12 @@
 """Grouped-query attention: its two limits, and which heads make a group."""
 
-from typing import Any
-
 import pytest
 import torch
 
-from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, maker
 
-ROLES = ["encoder", "decoder", "cross"]
-
-
-def make(role: str, name: str = "grouped-query", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("grouped-query")
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -1,17 +1,11 @@
 """Multi-query attention: one key and value head for all, in `full` and around other mechanisms."""
 
-from typing import Any
-
 import pytest
 import torch
 
-from mtkit.attention import build
+from tests.attention.small import ROLES, maker
 
-ROLES = ["encoder", "decoder", "cross"]
-
-
-def make(role: str, name: str = "multi-query", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("multi-query")
 
 
 @pytest.mark.parametrize("name", ["full", "realformer", "linear", "linformer"])

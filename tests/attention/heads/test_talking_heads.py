@@ -9,14 +9,9 @@ from torch.nn import functional as F
 
 from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, VALID, maker
 
-ROLES = ["encoder", "decoder", "cross"]
-VALID = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
-
-
-def make(role: str, name: str = "talking-heads", **arguments: Any) -> Any:
-    torch.manual_seed(3)
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).double().eval()
+make = maker("talking-heads", double=True, seed=3)
 
 
 def stirred(role: str, **arguments: Any) -> Any:

@@ -8,19 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention import Attention, build
+from mtkit.attention import Attention
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, maker, tokens
 
-ROLES = ["encoder", "decoder", "cross"]
-
-
-def make(role: str, name: str = "cosformer", **arguments: Any) -> Any:
-    torch.manual_seed(0)
-    return build(name, **{"role": role, "d_model": 32, "heads": 4, "chunk": 4} | arguments).double().eval()
-
-
-def tokens(*shape: int) -> Tensor:
-    return torch.randn(*shape, 32, dtype=torch.float64)
+make = maker("cosformer", double=True, seed=0, chunk=4)
 
 
 def memory_of(role: str, *shape: int) -> Tensor | None:

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtkit.attention import build
 from mtkit.attention.linear.delta import Writes, dpfp, memory_after, read, read_causal
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
-
-def make(role: str = "decoder", **arguments: Any) -> Any:
-    return build("delta", **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("delta", "decoder")
 
 
 def one_hot(*keys: int) -> Tensor:

@@ -6,20 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import Inputs, build
+from mtkit.attention import Inputs
 from mtkit.errors import MtkitError
+from tests.attention.small import maker, tokens
 
 BARE = {"norm": "none", "output_gate": "none"}
 
-
-def make(role: str = "decoder", name: str = "gla", **arguments: Any) -> Any:
-    torch.manual_seed(0)
-    site = {"role": role, "d_model": 32, "heads": 4, "chunk": 5}
-    return build(name, **site | BARE | arguments).double().eval()
-
-
-def tokens(*shape: int) -> Tensor:
-    return torch.randn(*shape, 32, dtype=torch.float64)
+make = maker("gla", "decoder", double=True, seed=0, chunk=5, **BARE)
 
 
 def gates(gla: Any, x: Tensor, temperature: float) -> Tensor:

@@ -6,45 +6,28 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtkit.attention import Attention, build
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, adopting, check_zero_keys, maker
 
-ROLES = ["encoder", "decoder", "cross"]
-
-
-def make(role: str, name: str = "linear", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
-
-
-def adopting(full: Attention, **options: Any) -> Any:
-    linear = make(full.site.role, **options)
-    linear.adopt(full.state_dict())
-    return linear
+make = maker("linear")
 
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("options", [{}, {"chunk": 3}, {"projection": "multi-query"}])
 def test_keys_that_are_all_the_same_give_the_uniform_mean(role: str, options: dict[str, Any]) -> None:
-    """W_K = 0, b_K = 0: softmax attention too is uniform then."""
-    full = make(role, "full", **{slot: name for slot, name in options.items() if slot == "projection"})
-    with torch.no_grad():
-        full.k_proj.weight.zero_()
-    x, memory = torch.randn(2, 9, 32), torch.randn(2, 6, 32) if role == "cross" else None
-    valid = torch.tensor([[True] * 6, [True] * 4 + [False] * 2]) if role == "cross" else None
-    got = adopting(full, **options)(x, memory, memory_valid=valid).output
-    torch.testing.assert_close(got, full(x, memory, memory_valid=valid).output, rtol=1e-5, atol=1e-5)
+    check_zero_keys(make, role, **options)
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_one_visible_key_is_its_value(role: str) -> None:
     full = make(role, "full")
     x, memory = torch.randn(2, 1, 32), torch.randn(2, 1, 32) if role == "cross" else None
-    torch.testing.assert_close(adopting(full)(x, memory).output, full(x, memory).output, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(adopting(make, full)(x, memory).output, full(x, memory).output, rtol=1e-5, atol=1e-5)
 
 
 def test_it_is_not_softmax_attention_elsewhere() -> None:
     full, x = make("encoder", "full"), torch.randn(2, 9, 32)
-    assert not torch.allclose(adopting(full)(x).output, full(x).output, atol=1e-2)
+    assert not torch.allclose(adopting(make, full)(x).output, full(x).output, atol=1e-2)
 
 
 @pytest.mark.parametrize("role", ROLES)

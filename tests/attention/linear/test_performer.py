@@ -8,22 +8,13 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtkit.attention import Attention, build
 from mtkit.attention.linear.performer import FEATURE_MAPS, draw_directions
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, adopting, check_zero_keys, maker
 
-ROLES = ["encoder", "decoder", "cross"]
 SOFTMAX = ["positive", "hyperbolic", "trig"]
 
-
-def make(role: str, name: str = "performer", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
-
-
-def adopting(full: Attention, **arguments: Any) -> Any:
-    performer = make(full.site.role, **arguments)
-    performer.adopt(full.state_dict())
-    return performer
+make = maker("performer")
 
 
 def generator(seed: int) -> torch.Generator:
@@ -72,7 +63,7 @@ def test_the_error_halves_with_four_times_the_features() -> None:
     wanted = full(x).output
 
     def error(count: int) -> float:
-        drawn = [adopting(full, heads=1, features=count, seed=seed).double()(x).output for seed in range(8)]
+        drawn = [adopting(make, full, heads=1, features=count, seed=seed).double()(x).output for seed in range(8)]
         return torch.stack([(each - wanted).norm() for each in drawn]).mean().item()
 
     assert error(2048) / error(8192) == pytest.approx(2.0, abs=0.3)
@@ -81,13 +72,7 @@ def test_the_error_halves_with_four_times_the_features() -> None:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("options", [{}, {"features": 3}, {"feature_map": "hyperbolic"}, {"feature_map": "relu"}])
 def test_keys_that_are_all_zero_give_the_uniform_mean(role: str, options: dict[str, Any]) -> None:
-    full = make(role, "full")
-    with torch.no_grad():
-        full.k_proj.weight.zero_()
-    x, memory = torch.randn(2, 9, 32), torch.randn(2, 6, 32) if role == "cross" else None
-    valid = torch.tensor([[True] * 6, [True] * 4 + [False] * 2]) if role == "cross" else None
-    got = adopting(full, chunk=4, **options)(x, memory, memory_valid=valid).output
-    torch.testing.assert_close(got, full(x, memory, memory_valid=valid).output, rtol=1e-5, atol=1e-5)
+    check_zero_keys(make, role, chunk=4, **options)
 
 
 @pytest.mark.parametrize("feature_map", ["positive", "hyperbolic"])

@@ -7,20 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention import build
 from mtkit.attention.positions import Rotary
 from mtkit.errors import MtkitError
+from tests.attention.small import maker, tokens
 
 BARE = {"norm": "none", "output_gate": "none"}
 
-
-def make(role: str = "decoder", **arguments: Any) -> Any:
-    torch.manual_seed(0)
-    return build("retention", **{"role": role, "d_model": 32, "heads": 4, "chunk": 5} | arguments).double().eval()
-
-
-def tokens(*shape: int) -> Tensor:
-    return torch.randn(*shape, 32, dtype=torch.float64)
+make = maker("retention", "decoder", double=True, seed=0, chunk=5)
 
 
 def heads_of(linear: Any, x: Tensor) -> Tensor:

@@ -6,20 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import Attention, build
+from mtkit.attention import Attention
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, adopting, check_zero_keys, maker
 
-ROLES = ["encoder", "decoder", "cross"]
-
-
-def make(role: str, name: str = "rfa", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
-
-
-def adopting(full: Attention, **arguments: Any) -> Any:
-    rfa = make(full.site.role, **arguments)
-    rfa.adopt(full.state_dict())
-    return rfa
+make = maker("rfa")
 
 
 def kernel(rfa: Any, q: Tensor, k: Tensor) -> Tensor:
@@ -77,7 +68,7 @@ def test_the_error_against_softmax_attention_halves_with_four_times_the_features
     wanted = full(x).output
 
     def error(features: int) -> float:
-        each = [adopting(full, heads=1, tau=tau, features=features, seed=seed).double() for seed in range(8)]
+        each = [adopting(make, full, heads=1, tau=tau, features=features, seed=seed).double() for seed in range(8)]
         return torch.stack([(rfa(x).output - wanted).norm() for rfa in each]).mean().item() / wanted.norm().item()
 
     few, many = error(1024), error(4096)
@@ -88,13 +79,7 @@ def test_the_error_against_softmax_attention_halves_with_four_times_the_features
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("options", [{}, {"features": 3}, {"projection": "multi-query"}])
 def test_keys_that_are_all_alike_give_the_uniform_mean(role: str, options: dict[str, Any]) -> None:
-    full = make(role, "full", **{slot: name for slot, name in options.items() if slot == "projection"})
-    with torch.no_grad():
-        full.k_proj.weight.zero_()
-    x, memory = torch.randn(2, 9, 32), torch.randn(2, 6, 32) if role == "cross" else None
-    valid = torch.tensor([[True] * 6, [True] * 4 + [False] * 2]) if role == "cross" else None
-    got = adopting(full, chunk=4, **options)(x, memory, memory_valid=valid).output
-    torch.testing.assert_close(got, full(x, memory, memory_valid=valid).output, rtol=1e-5, atol=1e-5)
+    check_zero_keys(make, role, chunk=4, **options)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -102,7 +87,7 @@ def test_one_visible_key_is_its_value(role: str) -> None:
     """However small its similarity: nothing may be added to the denominator."""
     full = make(role, "full")
     x, memory = torch.randn(20, 1, 32), torch.randn(20, 1, 32) if role == "cross" else None
-    got = adopting(full, tau=2.0)(x, memory).output
+    got = adopting(make, full, tau=2.0)(x, memory).output
     torch.testing.assert_close(got, full(x, memory).output, rtol=1e-5, atol=1e-5)
 
 

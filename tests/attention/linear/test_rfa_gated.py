@@ -7,12 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
-
-def make(name: str = "rfa-gated", **arguments: Any) -> Any:
-    return build(name, **{"role": "decoder", "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("rfa-gated", "decoder")
 
 
 def recurrence(rfa: Any, x: Tensor) -> Tensor:
@@ -49,7 +47,7 @@ def test_forward_is_the_recurrence_with_gradients(length: int, feature_map: str)
 @torch.no_grad()
 def test_a_gate_that_never_moves_and_keeps_almost_all_is_the_ungated_sum() -> None:
     """g = 1 - 1e-7: each of a few keys has the same weight but for 1e-6 of it."""
-    gated, plain = make().double(), make("rfa", features=64).double()
+    gated, plain = make().double(), make(name="rfa", features=64).double()
     plain.load_state_dict(gated.state_dict(), strict=False)
     gated.gate.weight.zero_()
     gated.gate.bias.fill_(math.log(1e7))
@@ -59,7 +57,7 @@ def test_a_gate_that_never_moves_and_keeps_almost_all_is_the_ungated_sum() -> No
 
 @torch.no_grad()
 def test_a_gate_that_closes_leaves_the_newest_value_alone() -> None:
-    gated, full = make().double(), make("full").double()
+    gated, full = make().double(), make(name="full").double()
     gated.adopt(full.state_dict())
     gated.gate.weight.zero_()
     gated.gate.bias.fill_(-40.0)

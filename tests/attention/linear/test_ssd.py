@@ -7,21 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention import build
 from mtkit.attention.linear._decayed_sums import read_causal
 from mtkit.attention.linear._learned_rates import first_biases, first_rates
 from mtkit.errors import MtkitError
+from tests.attention.small import maker, tokens
 
 BARE = {"norm": "none", "output_gate": "none", "short_conv": 0}
 
-
-def make(role: str = "decoder", name: str = "ssd", **arguments: Any) -> Any:
-    torch.manual_seed(0)
-    return build(name, **{"role": role, "d_model": 32, "heads": 4, "chunk": 5} | arguments).double().eval()
-
-
-def tokens(*shape: int) -> Tensor:
-    return torch.randn(*shape, 32, dtype=torch.float64)
+make = maker("ssd", "decoder", double=True, seed=0, chunk=5)
 
 
 def mixed(ssd: Any, x: Tensor, *, flip: bool = False) -> tuple[Tensor, Tensor, Tensor]:

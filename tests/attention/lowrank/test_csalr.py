@@ -1,19 +1,15 @@
 """CSALR: its closed forms, what it tends to where little is added to M, and matrices that are all but singular."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 
 from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
-
-def make(name: str = "csalr", **arguments: Any) -> Any:
-    torch.manual_seed(5)
-    site: dict[str, Any] = {"role": "encoder", "d_model": 32, "heads": 4}
-    return build(name, **site | arguments).eval()
+make = maker("csalr", seed=5)
 
 
 @pytest.mark.parametrize("gamma", [1.1, 3.0])
@@ -34,7 +30,7 @@ def test_constant_values_come_out_as_they_are(gamma: float, rescale: bool) -> No
 @torch.no_grad()
 def test_landmarks_that_are_the_tokens_tend_to_full_attention() -> None:
     """Each of m tokens comes r times: A (A + gamma I)^-1 A V, which is nearer to A V the smaller gamma is."""
-    full, ours = make("full").double(), make(landmarks=6, rescale=False).double()
+    full, ours = make(name="full").double(), make(landmarks=6, rescale=False).double()
     for each in (full.q_proj, full.k_proj):
         each.weight *= 3
     ours.adopt(full.state_dict())

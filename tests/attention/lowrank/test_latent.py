@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from mtkit.errors import MtkitError
-from tests.attention.small import ROLES, VALID, inputs, small
+from tests.attention.small import ROLES, VALID, inputs, maker
 from tests.contract.counting import Count
 
 EXACT: dict[str, Any] = {"kv_rank": 32, "rope_width": 0, "norm": False}
 
-
-def make(role: str = "decoder", name: str = "latent", **arguments: Any) -> Any:
-    return small(name, role, **arguments)
+make = maker("latent", "decoder", double=True)
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -7,14 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, maker
 
-ROLES = ["encoder", "decoder", "cross"]
-
-
-def make(role: str = "encoder", name: str = "low-rank-band", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("low-rank-band")
 
 
 def inputs(role: str, length: int = 13) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:

@@ -1,22 +1,16 @@
 """Nyströmformer: the rate of its iteration, the limits where it is exact, and its convolution."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mtkit.attention import build
 from mtkit.attention.lowrank import nystrom as module
 from mtkit.attention.lowrank.nystrom import pseudo_inverse
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
-
-def make(name: str = "nystrom", **arguments: Any) -> Any:
-    torch.manual_seed(5)
-    site: dict[str, Any] = {"role": "encoder", "d_model": 32, "heads": 4}
-    return build(name, **site | arguments).eval()
+make = maker("nystrom", seed=5)
 
 
 def left_over(kernel: Tensor, iterations: int) -> Tensor:
@@ -93,7 +87,7 @@ def test_tokens_that_are_nearly_alike_keep_the_rate_under_autocast(
 @torch.no_grad()
 def test_equal_tokens_give_what_full_gives(iterations: int) -> None:
     """The exactly singular case: all landmarks alike, every weight 1 / T."""
-    full, ours = make("full"), make(landmarks=16, pinv_iters=iterations, conv_kernel=0)
+    full, ours = make(name="full"), make(landmarks=16, pinv_iters=iterations, conv_kernel=0)
     ours.adopt(full.state_dict())
     x = torch.randn(2, 1, 32).expand(2, 50, 32)
     torch.testing.assert_close(ours(x).output, full(x).output, atol=1e-5, rtol=0)
@@ -102,7 +96,7 @@ def test_equal_tokens_give_what_full_gives(iterations: int) -> None:
 @torch.no_grad()
 def test_landmarks_that_are_the_tokens_give_full_attention() -> None:
     """Each of m tokens comes r times, so that the means are the tokens and A Z A = A where Z has converged."""
-    full, ours = make("full").double(), make(landmarks=6, pinv_iters=20, conv_kernel=0).double()
+    full, ours = make(name="full").double(), make(landmarks=6, pinv_iters=20, conv_kernel=0).double()
     for each in (full.q_proj, full.k_proj):
         each.weight *= 2
     ours.adopt(full.state_dict())

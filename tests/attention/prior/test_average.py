@@ -7,10 +7,9 @@ import torch
 
 from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
-
-def make(**arguments: Any) -> Any:
-    return build("average", **{"role": "decoder", "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("average", "decoder")
 
 
 def test_without_network_and_gate_it_is_full_attention_with_uniform_weights() -> None:

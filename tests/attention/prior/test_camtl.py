@@ -6,19 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import Attention, build, reorder
+from mtkit.attention import Attention, reorder
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
+from tests.attention.small import maker
 
 ROLES = ["encoder", "decoder"]
 VALID = torch.tensor([[True] * 11, [True] * 6 + [False] * 5])
 TASKS = torch.tensor([2, 1])
 
-
-def make(role: str = "encoder", name: str = "camtl", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4, "max_length": 23} | arguments).eval()
+make = maker("camtl", max_length=23)
 
 
 def stirred(role: str = "encoder", **options: Any) -> Any:

@@ -1,20 +1,16 @@
 """Evolving attention at its limits: neither residual nor convolution, a convolution that changes nothing, one layer."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, VALID, maker
 
-ROLES = ["encoder", "decoder", "cross"]
-VALID = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
-
-
-def make(role: str, name: str = "evolving", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4, "layers": 3} | arguments).eval()
+make = maker("evolving", layers=3)
 
 
 def inputs(role: str) -> tuple[Tensor, Tensor | None, dict[str, Tensor], Tensor]:
@@ -31,7 +27,7 @@ def delta(attention: Any) -> None:
         attention.convolution.weight[range(4), range(4), attention.reach, attention.reach] = 1.0
 
 
-def check_full(role: str, **options: Any) -> None:
+def check_full(make: Callable[..., Any], role: str, **options: Any) -> None:
     """Compares three layers with three of full attention."""
     x, memory, masks, real = inputs(role)
     carry = None
@@ -49,29 +45,36 @@ def check_full(role: str, **options: Any) -> None:
         )
 
 
+def check_same_map(make: Callable[..., Any], role: str, **options: Any) -> None:
+    """Compares the maps of the second and third layer with the first's."""
+    x, memory, masks, real = inputs(role)
+    first = make(role, layer=0)(x, memory, need_weights=True, **masks)
+    carry = first.carry
+    for layer in (1, 2):
+        own = make(role, layer=layer, **options)
+        if options.get("act") == "none":
+            delta(own)
+        attended = own(torch.randn_like(x), memory, carry=carry, need_weights=True, **masks)
+        carry = attended.carry
+        torch.testing.assert_close(attended.weights.transpose(1, 2)[real], first.weights.transpose(1, 2)[real])
+
+
 @pytest.mark.parametrize("role", ROLES)
 @torch.no_grad()
 def test_with_alpha_and_beta_0_every_layer_is_full_attention(role: str) -> None:
-    check_full(role, alpha=0.0, beta=0.0)
+    check_full(make, role, alpha=0.0, beta=0.0)
 
 
 @pytest.mark.parametrize("role", ROLES)
 @torch.no_grad()
 def test_with_a_delta_kernel_alone_every_layer_is_full_attention(role: str) -> None:
-    check_full(role, alpha=0.0, beta=1.0, act="none")
+    check_full(make, role, alpha=0.0, beta=1.0, act="none")
 
 
 @pytest.mark.parametrize("role", ROLES)
 @torch.no_grad()
 def test_with_alpha_1_and_beta_0_every_layer_has_the_map_of_the_first(role: str) -> None:
-    x, memory, masks, real = inputs(role)
-    first = make(role, layer=0)(x, memory, need_weights=True, **masks)
-    carry = first.carry
-    for layer in (1, 2):
-        own = make(role, layer=layer, alpha=1.0, beta=0.0)
-        attended = own(torch.randn_like(x), memory, carry=carry, need_weights=True, **masks)
-        carry = attended.carry
-        torch.testing.assert_close(attended.weights.transpose(1, 2)[real], first.weights.transpose(1, 2)[real])
+    check_same_map(make, role, alpha=1.0, beta=0.0)
 
 
 @torch.no_grad()

@@ -7,15 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
 ROLES = ["encoder", "decoder"]
 VALID = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])
 
-
-def make(role: str = "encoder", name: str = "gaussian", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("gaussian")
 
 
 def without_products(attention: Any) -> Any:

@@ -12,10 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from mtkit.attention import build, reorder
 from mtkit.attention.prior.hard_coded import slide, sum_windows
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
-
-def make(role: str = "encoder", **options: Any) -> Any:
-    return build("hard-coded", **{"role": role, "d_model": 32, "heads": 4, **options}).eval()
+make = maker("hard-coded")
 
 
 def density(distance: float, std: float = 1.0) -> float:

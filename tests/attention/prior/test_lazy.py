@@ -6,15 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, VALID, maker
 
-ROLES = ["encoder", "decoder", "cross"]
-VALID = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
-
-
-def make(role: str, name: str = "lazy", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4, "layers": 4} | arguments).eval()
+make = maker("lazy", layers=4)
 
 
 def stack(role: str, layers: int = 4, **options: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from mtkit.attention import Inputs, build
 from mtkit.attention.bases.single_head import laplace
 from mtkit.attention.prior._moving_average import CHUNK, MovingAverage
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 from tests.contract.cases import Case
 from tests.contract.counting import count, exponent
 
@@ -19,12 +20,7 @@ SELF = ["encoder", "decoder"]
 ROLES = [*SELF, "cross"]
 VALID = torch.tensor([[True] * 12, [True] * 7 + [False] * 5])
 
-
-def make(role: str = "encoder", **options: Any) -> Any:
-    mega = build("mega", **{"role": role, "d_model": 32, "heads": 4, "ema": 3, "max_length": 64} | options)
-    for parameter in mega.parameters():
-        parameter.data.add_(0.15 * torch.randn_like(parameter))
-    return mega.double().eval()
+make = maker("mega", ema=3, max_length=64, stir=0.15, double=True)
 
 
 def inputs(role: str, length: int = 12) -> tuple[Tensor, Tensor | None]:

@@ -1,19 +1,12 @@
 """RealFormer: what the first layer gives, what travels up, and what stays out of it."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
+from tests.attention.small import ROLES, VALID, maker
 
-ROLES = ["encoder", "decoder", "cross"]
-VALID = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
-
-
-def make(role: str, name: str = "realformer", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4, "layers": 3} | arguments).eval()
+make = maker("realformer", layers=3)
 
 
 def memory_for(role: str) -> Tensor | None:

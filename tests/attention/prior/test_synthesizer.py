@@ -8,17 +8,11 @@ from torch import Tensor
 
 from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
 VARIANTS = ["random", "factorized-random", "dense", "factorized-dense"]
 
-
-def make(role: str = "encoder", **options: Any) -> Any:
-    given = {"role": role, "d_model": 32, "heads": 4, "max_length": 16, **options}
-    attention = build("synthesizer", **given).eval()
-    with torch.no_grad():
-        for parameter in attention.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return attention
+make = maker("synthesizer", max_length=16, stir=0.3)
 
 
 def full(role: str = "encoder") -> Any:

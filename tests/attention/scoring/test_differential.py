@@ -8,12 +8,10 @@ import torch
 
 from mtkit.attention.scoring.differential import VECTORS
 from mtkit.errors import MtkitError
-from tests.attention.small import ROLES, inputs, small
+from tests.attention.small import ROLES, inputs, maker
 from tests.contract.counting import count
 
-
-def make(role: str = "decoder", name: str = "differential", **arguments: Any) -> Any:
-    return small(name, role, **arguments)
+make = maker("differential", "decoder", double=True)
 
 
 def fix_lambda(attention: Any) -> None:

@@ -6,15 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.attention.positions import _slopes
+from tests.attention.small import VALID, maker
 
 ROLES = ["encoder", "decoder"]
-VALID = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
 
-
-def make(role: str = "decoder", name: str = "forgetting", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).double().eval()
+make = maker("forgetting", "decoder", double=True)
 
 
 def with_gates(attention: Any, gates: Tensor) -> None:

@@ -9,10 +9,9 @@ from torch import Tensor
 from mtkit.attention import build, reorder
 from mtkit.attention.bases.product_attention import MAX_SHARING
 from mtkit.attention.kernels.dot_product import attend
+from tests.attention.small import maker
 
-
-def make(role: str = "encoder", **arguments: Any) -> Any:
-    return build("full", **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("full")
 
 
 @pytest.mark.parametrize("role", ["encoder", "decoder"])

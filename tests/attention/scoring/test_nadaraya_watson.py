@@ -6,17 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.errors import MtkitError
+from tests.attention.small import ROLES, VALID, maker
 from tests.contract.counting import count
 
-ROLES = ["encoder", "decoder", "cross"]
 WIDTHS = {"scalar": (1, 1), "per-head": (4, 1), "per-dim": (4, 8)}
-VALID = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
 
-
-def make(role: str = "encoder", name: str = "nadaraya-watson", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
+make = maker("nadaraya-watson")
 
 
 def inputs(role: str) -> tuple[Tensor, Tensor | None]:

@@ -1,20 +1,14 @@
 """Sigmoid attention: the bias of a row by hand, its limits, and the norms."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
+from tests.attention.small import ROLES, VALID, maker
 
-ROLES = ["encoder", "decoder", "cross"]
-VALID = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
-
-
-def make(role: str = "encoder", name: str = "sigmoid", **arguments: Any) -> Any:
-    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).double().eval()
+make = maker("sigmoid", double=True)
 
 
 def inputs(role: str) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:

@@ -1,15 +1,11 @@
 """Attention with a sink: full attention times a factor, its limits, and the two kinds of sinks."""
 
-from typing import Any
-
 import pytest
 import torch
 
-from tests.attention.small import ROLES, VALID, inputs, small
+from tests.attention.small import ROLES, VALID, inputs, maker
 
-
-def make(role: str = "encoder", name: str = "sink", **arguments: Any) -> Any:
-    return small(name, role, **arguments)
+make = maker("sink", double=True)
 
 
 @pytest.mark.parametrize("role", ROLES)

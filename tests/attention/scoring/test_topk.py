@@ -1,15 +1,11 @@
 """Top-k attention: limits, ties, and what is ranked."""
 
-from typing import Any
-
 import pytest
 import torch
 
-from tests.attention.small import ROLES, VALID, inputs, small
+from tests.attention.small import ROLES, VALID, inputs, maker
 
-
-def make(role: str = "encoder", name: str = "topk", **arguments: Any) -> Any:
-    return small(name, role, **arguments)
+make = maker("topk", double=True)
 
 
 @pytest.mark.parametrize("role", ROLES)

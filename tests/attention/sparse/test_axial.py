@@ -10,6 +10,7 @@ from torch import Tensor
 from mtkit.attention import build
 from mtkit.attention.contract import Site
 from mtkit.attention.sparse.axial import _LineAttention
+from tests.attention.small import maker
 from tests.contract.counting import Count
 
 FORMS = [
@@ -21,13 +22,7 @@ FORMS = [
     ("decoder", {"axial_causal": "quadrant", "axial_combine": "sum"}),
 ]
 
-
-def make(role: str = "encoder", name: str = "axial", **options: Any) -> Any:
-    attention = build(name, **{"role": role, "d_model": 8, "heads": 2, **options}).eval()
-    with torch.no_grad():
-        for parameter in attention.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return attention
+make = maker("axial", d_model=8, heads=2, stir=0.1)
 
 
 def softmax_over(part: Any, x: list[Tensor], queries: dict[int, list[int]]) -> list[Tensor]:

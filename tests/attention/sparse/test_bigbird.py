@@ -10,13 +10,11 @@ from mtkit.attention import ROLES, build
 from mtkit.attention.kernels.random_pattern import RandomBlocks
 from mtkit.attention.kernels.reproducible import hashed, random_key
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
 LENGTHS = [50, 31, 12, 3]
 
-
-def make(role: str = "encoder", **options: Any) -> Any:
-    site = {"d_model": 16, "heads": 2, "layers": 2} | {"block_size": 4, "bigbird_random": 2} | options
-    return build("bigbird", role=role, **site).eval()
+make = maker("bigbird", d_model=16, heads=2, layers=2, block_size=4, bigbird_random=2)
 
 
 def drawn(own: int, head: int, rest: list[int], *, count: int, key: int) -> set[int]:

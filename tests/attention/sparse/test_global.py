@@ -7,10 +7,9 @@ import torch
 
 from mtkit.attention import build, reorder
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
-
-def make(role: str = "encoder", **options: Any) -> Any:
-    return build("global", role=role, d_model=16, heads=2, **options).eval()
+make = maker("global", d_model=16, heads=2)
 
 
 @pytest.mark.parametrize("role", ["encoder", "decoder"])

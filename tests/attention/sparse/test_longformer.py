@@ -9,10 +9,9 @@ from torch import Tensor
 from mtkit.attention import build, reorder
 from mtkit.attention.marks import marks_from
 from mtkit.errors import MtkitError
+from tests.attention.small import maker
 
-
-def make(role: str = "encoder", **options: Any) -> Any:
-    return build("longformer", role=role, d_model=16, heads=2, **options).eval()
+make = maker("longformer", d_model=16, heads=2)
 
 
 def reached(attention: Any, length: int, position: int) -> set[int]:

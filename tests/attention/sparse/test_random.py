@@ -11,13 +11,11 @@ from torch import Tensor
 
 from mtkit.attention import ROLES, build
 from mtkit.attention.kernels.reproducible import hashed, random_key
+from tests.attention.small import maker
 
 LENGTHS = [29, 11, 1]
 
-
-def make(role: str = "encoder", **options: Any) -> Any:
-    site = {"d_model": 16, "heads": 2, "layers": 2} | {"random_keys": 4} | options
-    return build("random", role=role, **site).eval()
+make = maker("random", d_model=16, heads=2, layers=2, random_keys=4)
 
 
 def drawn(i: int, head: int, candidates: int, *, keys: int, role: str, seed: int, layer: int) -> set[int]:

@@ -7,19 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import build
 from mtkit.attention.bases.caches import exact_capacity
 from mtkit.attention.positions import Rotary
 from mtkit.errors import MtkitError
+from tests.attention.small import maker, tokens
 
-
-def make(name: str = "streaming", **options: Any) -> Any:
-    torch.manual_seed(0)
-    return build(name, **{"role": "decoder", "d_model": 32, "heads": 4} | options).double().eval()
-
-
-def tokens(*shape: int) -> Tensor:
-    return torch.randn(*shape, 32, dtype=torch.float64)
+make = maker("streaming", "decoder", double=True, seed=0)
 
 
 def cached(attention: Any, x: Tensor, first: int, radius: int, *, rotary: bool) -> Tensor:
@@ -53,7 +46,7 @@ def test_it_is_the_softmax_over_a_cache_numbered_by_places(first: int, radius: i
 @torch.no_grad()
 def test_a_radius_of_the_whole_length_is_full_attention(positions: str | None) -> None:
     x = tokens(2, 70)
-    streaming, full = make(window_radius=69, positions=positions), make("full", positions=positions)
+    streaming, full = make(window_radius=69, positions=positions), make(name="full", positions=positions)
     full.load_state_dict(streaming.state_dict())
     torch.testing.assert_close(streaming(x).output, full(x).output)
 
@@ -62,7 +55,7 @@ def test_a_radius_of_the_whole_length_is_full_attention(positions: str | None) -
 @torch.no_grad()
 def test_without_first_tokens_it_is_a_band(positions: str | None) -> None:
     x, options = tokens(2, 200), {"window_radius": 7, "positions": positions}
-    streaming, band = make(first_tokens=0, **options), make("band", **options)
+    streaming, band = make(first_tokens=0, **options), make(name="band", **options)
     band.load_state_dict(streaming.state_dict())
     torch.testing.assert_close(streaming(x).output, band(x).output)
 
@@ -70,11 +63,13 @@ def test_without_first_tokens_it_is_a_band(positions: str | None) -> None:
 @torch.no_grad()
 def test_without_rotary_it_is_a_longformer_of_one_projection() -> None:
     streaming, x = make(first_tokens=3, window_radius=7), tokens(2, 200)
-    longformer = make("longformer", global_tokens=3, window_radius=7, global_separate_proj=False)
+    longformer = make(name="longformer", global_tokens=3, window_radius=7, global_separate_proj=False)
     longformer.load_state_dict(streaming.state_dict())
     torch.testing.assert_close(streaming(x).output, longformer(x).output)
     turned = make(first_tokens=3, window_radius=7, positions="rotary")
-    longformer = make("longformer", global_tokens=3, window_radius=7, global_separate_proj=False, positions="rotary")
+    longformer = make(
+        name="longformer", global_tokens=3, window_radius=7, global_separate_proj=False, positions="rotary"
+    )
     longformer.load_state_dict(turned.state_dict())
     apart = (turned(x).output - longformer(x).output).abs().amax((0, 2))
     assert apart[:11].max() < 1e-10, "up to the capacity of the cache, places are positions"
