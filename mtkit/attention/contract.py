@@ -141,8 +141,7 @@ class Attention(nn.Module):
     - `attend(inputs)`, for whole sequences, in every role;
     - `begin(inputs)` and `advance(inputs, state)`, for decoding, in the decoder and cross roles;
     - `naive`, for tests: the paper's equation in plain loops, with the arguments of `forward`, if `attend` computes it
-      in
-      another way.
+      in another way.
 
     An override calls the base's method with the same object, or with a changed copy (`dataclasses.replace`).
     `attend` and `begin` never get an empty batch, query or memory: `forward` and `start` add a row of padding first.
@@ -271,7 +270,7 @@ class Attention(nn.Module):
     ) -> tuple[Attended, State]:
         """Attend with query (B, N, D): the N hypotheses of each segment, all at the same next position.
 
-        query_marks (B, N) are the marks of these tokens; a mechanism that reads marks keeps those of earlier tokens.
+        query_marks (B, N) are the marks of these tokens; a mechanism that reads marks keeps earlier tokens' marks.
         The given state is consumed: its tensors may be written in place. Callers continue with the returned state.
         """
         inputs = Inputs(query, carry=carry, need_weights=need_weights, query_marks=query_marks)

@@ -1,11 +1,11 @@
 """Mixed heads: mechanisms of several kinds in the heads of one layer, named as in "full:4+band:4".
 
 Each kind computes its own share of the heads with its own projections, as wide as the heads of a plain layer: head by
-head, the outputs are those of multi-head attention (Vaswani et al., 2017, section 3.2.2). A product of the concatenated
+head, the outputs equal multi-head attention (Vaswani et al., 2017, section 3.2.2). A product of the concatenated
 heads with one output matrix is the sum over kinds of products with slices of this matrix, so the layer's output is the
 sum of the kinds' outputs. Child et al., "Generating Long Sequences with Sparse Transformers", 2019, arXiv 1904.10509,
 section 4.3, divide heads between two patterns in this way.
-Cost: that of the kinds, each with its share of the heads.
+Cost: the kinds' costs, each with its share of the heads.
 """
 
 import re
@@ -136,9 +136,9 @@ def as_full(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         count += 1
     for name, dim in (("q_proj", 0), ("k_proj", 0), ("v_proj", 0), ("out_proj", 1)):
         weights, biases = ([state.get(f"parts.{n}.{name}.{kind}") for n in range(count)] for kind in ("weight", "bias"))
-        found = [weight for weight in weights if weight is not None]
-        if count and len(found) == count:
-            result[f"{name}.weight"] = torch.cat(found, dim)
+        present = [weight for weight in weights if weight is not None]
+        if count and len(present) == count:
+            result[f"{name}.weight"] = torch.cat(present, dim)
         ends = [bias for bias in (biases[:1] if dim else biases) if bias is not None]
         if ends and len(ends) == (1 if dim else count):
             result[f"{name}.bias"] = torch.cat(ends)
@@ -158,7 +158,7 @@ def _by_head(value: Tensor, heads: int) -> Tensor:
 
 
 def _slices(full_state: Mapping[str, Tensor], first: int, site: Site) -> dict[str, Tensor]:
-    """Return the rows and columns of the heads from `first` on; empty if the state is not that of `full`."""
+    """Return the rows and columns of the heads from `first` on; empty if the state is not a `full` attention's."""
     width, total = site.head_width, (site.layer_heads or site.heads) * site.head_width
     some = slice(first * width, (first + site.heads) * width)
     sliced = {
@@ -182,5 +182,5 @@ def _scale_as_one_layer(part: Attention) -> None:
         linear = getattr(part, name, None)
         if isinstance(linear, nn.Linear):
             inner, outer = linear.in_features, linear.out_features
-            whole = inner * share + outer if name == "out_proj" else inner + outer * share
-            linear.weight.mul_(((inner + outer) / whole) ** 0.5)
+            all_heads = inner * share + outer if name == "out_proj" else inner + outer * share
+            linear.weight.mul_(((inner + outer) / all_heads) ** 0.5)

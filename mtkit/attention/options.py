@@ -153,6 +153,8 @@ Positive = Annotated[int, Within(1)]
 Share = Annotated[float, Within(0.0, 1.0)]
 LossWeight = Annotated[float, Within(0.0, 1e6)]
 """Weight of a training loss."""
+NearRoot = Annotated[Positive | None, Null("the square root of model.max_length, rounded")]
+"""A number that is near the square root of the longest length by default; `root_of_length` returns it."""
 NaturalByLayer = Natural | Sequence[Natural]
 PositiveByLayer = Positive | Sequence[Positive]
 """One number, or a list with one for each layer; `of_layer` picks the layer's."""
@@ -193,8 +195,8 @@ class Option:
 def declared(kind: Callable[..., Any]) -> dict[str, Option]:
     """Return the options of a mechanism or slot by name.
 
-    A constructor may pass some on to its base class as `**shared: Unpack[Names]`, where Names is a TypedDict: their
-    defaults are those of the base class.
+    A constructor may pass some on to its base class as `**shared: Unpack[Names]`, with a TypedDict Names: they
+    have the base class's defaults.
     """
     parameters = inspect.signature(kind).parameters.values()
     options = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]

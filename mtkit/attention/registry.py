@@ -244,8 +244,8 @@ def _settings_of_kinds(mechanism: Mechanism, options: Mapping[str, Any]) -> list
     for kind, _ in mechanism.kinds:
         common = {name: value for name, value in options.items() if name in kind.options}
         prefix = f"{kind.name}."
-        own = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
-        settings.append(common | own)
+        of_kind = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+        settings.append(common | of_kind)
     return settings
 
 

@@ -187,8 +187,8 @@ class Regularizer(Slot):
         """Return weighted losses, means per real token.
 
         heads (B, H, T, V) outputs before merging; values (B, G, S, V); weights (B, H, T, S) before dropout, at least
-        those of `weighed_heads`; query_valid (B, T); value_valid (B, S). visible broadcasts to weights and is True for
-        the keys that the mechanism shows to a query; None if it shows all but padding and the future.
+        of `weighed_heads`; query_valid (B, T); value_valid (B, S). visible broadcasts to weights and is True for
+        the keys that the mechanism shows to a query; None if it hides only padding and the future.
         """
         raise NotImplementedError
 

@@ -1,10 +1,8 @@
-"""Preallocated caches for decoding, written in place and grown by half, so that few steps copy the cache.
+"""Preallocated caches for decoding, written in place and grown by half, so that few steps copy the cache; and sums.
 
-The growth is small because beam search copies whole caches when it moves hypotheses, unused capacity included.
-
-Tensors are (B, N, heads, capacity, width), of which `count` tokens have been written.
-
-Sums over the tokens so far, which replace a cache of the tokens in decoding.
+The growth is small because beam search copies whole caches when it moves hypotheses, unused capacity included. Tensors
+are (B, N, heads, capacity, width); `count` tokens of them have been written. Mechanisms that need only sums over the
+tokens so far have these instead of a cache.
 """
 
 from collections.abc import Iterator
@@ -24,7 +22,7 @@ _exact: ContextVar[bool] = ContextVar("exact", default=False)
 
 @contextmanager
 def exact_capacity() -> Iterator[None]:
-    """Context in which caches grow by one token at a time, so that their bytes are those of the tokens written."""
+    """Context in which caches grow by one token at a time, so that they have no more bytes than the tokens written."""
     token = _exact.set(True)
     try:
         yield

@@ -29,7 +29,7 @@ from mtkit.attention.kernels.feature_sums import (
 from mtkit.attention.slots import OWN_VECTORS, Projection, combining
 
 PART = 512
-"""Positions of a longer memory whose features are computed at once, where a key has more of them than numbers."""
+"""Positions of a longer memory whose features are computed at once if a key has more features than numbers."""
 
 
 class FeatureAttention(HeadAttention):
@@ -207,9 +207,9 @@ class FeatureAttention(HeadAttention):
         if not parameters:
             return self.features_of(x)
         # (H, B T, K): all rows of a head meet its parameters in one product; broadcasting would copy them per segment
-        made = self.features_of(x.transpose(0, 1).flatten(1, 2), *parameters)
-        features = made.features.unflatten(1, (batch, -1)).transpose(0, 1)
-        return Keys(features, None if made.scale is None else made.scale.unflatten(1, (batch, -1)).transpose(0, 1))
+        keys = self.features_of(x.transpose(0, 1).flatten(1, 2), *parameters)
+        features = keys.features.unflatten(1, (batch, -1)).transpose(0, 1)
+        return Keys(features, None if keys.scale is None else keys.scale.unflatten(1, (batch, -1)).transpose(0, 1))
 
 
 def _counts(memory: Tensor, valid: Tensor | None) -> Tensor:

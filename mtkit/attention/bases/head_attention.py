@@ -97,10 +97,19 @@ class HeadAttention(Attention):
             k = self.projection.keys(self.k_proj(memory.type_as(self.k_proj.weight)))
             return upcast(self._rotated(k, position)), v
 
+    def newest_heads(self, tokens: Tensor, position: Tensor | None = None, *, exact: bool = False) -> list[Tensor]:
+        """Queries, keys and values (B, N, heads, width) of a step's tokens (B, N, D), at position (1,).
+
+        exact: as `exact_queries_keys_values`.
+        """
+        rows = tokens.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+        heads = (self.exact_queries_keys_values if exact else self.queries_keys_values)(rows, position)
+        return [x.squeeze(2).unflatten(0, tokens.shape[:2]) for x in heads]
+
     def projected(self, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
         """The outputs (..., width) of the maps for the same tokens (..., D).
 
-        On a GPU, whose kernels are short beside the time to start them, and in decoding
+        On a GPU, whose kernels take less time than their start, and in decoding
         (`mtkit.model.decoding_products`), one product computes all of them.
         """
         if tokens.device.type != "cuda" or len(maps) == 1 or any(type(linear) is not nn.Linear for linear in maps):
@@ -160,7 +169,7 @@ class HeadAttention(Attention):
         return range(self.site.heads if count is None else count)
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Calls `after_update` of the slots; an override calls this as well."""
+        """Call `after_update` of the slots; an override calls this as well."""
         for part in self.children():
             if isinstance(part, Slot):
                 part.after_update(update, total_updates)
@@ -171,11 +180,11 @@ class HeadAttention(Attention):
         return {name: value for slot in slots for name, value in slot.learned_numbers(inputs).items()}
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Take over the projections of `full`, converted by the projection where shapes differ."""
+        """Take over the projections of `full`, converted by the projection if shapes differ."""
         super().adopt(self.projection.adopted(full_state, self.state_dict()))
 
     def adopt_copies(self, full_state: Mapping[str, Tensor], firsts: Mapping[str, str]) -> None:
-        """Second projections, by name, become copies of their firsts where the state has none of their shape."""
+        """Copy first projections into second ones, by name, if the state has none of their shape."""
         for name, first in firsts.items():
             linear, full = getattr(self, name), full_state.get(f"{name}.weight")
             if full is None or full.shape != linear.weight.shape:

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from mtkit.attention.bases.channel_norm import ChannelNorm
+from mtkit.attention.bases.layers import ChannelNorm
 from mtkit.attention.bases.query_blocks import QueryBlocks
 from mtkit.attention.contract import Site
 

@@ -157,9 +157,9 @@ class PatternGroup(HeadGroup):
         return heads, by_position.scatter_add(-1, where.unsqueeze(-2).expand_as(weights), weights), state
 
     def _seen(self, t: int, kept: int, asked: bool, device: torch.device) -> tuple[Tensor | None, ...]:
-        """What the query at t sees: positions, if asked for, their places in the cache, and which of them count.
+        """Return what the query at t sees: positions, if asked for, their places in the cache, and which of them count.
 
-        The first two are (L,), or (1, h, L) where heads differ, the last is (1, 1, 1 or h, L). Without places all
+        The first two are (L,), or (1, h, L) if heads differ, the last is (1, 1, 1 or h, L). Without places all
         `kept` rows of the cache are seen, in the order of their places.
         """
         size = block_size(self.pattern)
@@ -296,8 +296,7 @@ class PatternAttention(HeadAttention):
         """The heads' outputs (B, N, H, V), the weights (B, H, N, t) if asked for, and the state with the new token."""
         t = state["count"]
         here = torch.full((1,), t, device=query.device) if self.positions is not None else None
-        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        projected = [x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.queries_keys_values(rows, here)]
+        projected = self.newest_heads(query, here)
         outputs, states = [], []
         for group, before in zip(self.groups, state["groups"], strict=True):
             heads, weights, after = group.step(
@@ -322,7 +321,7 @@ class PatternAttention(HeadAttention):
         return Attended(self.merge_heads(heads, inputs.query), weights=weights)
 
     def _visible(self, q: Tensor, k: Tensor, valid: Tensor | None) -> Tensor:
-        """Which keys each query sees, broadcastable to (B, H, T, S)."""
+        """Return the keys that each query sees, as a mask broadcastable to (B, H, T, S)."""
         i, j = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
         seen = self.sees(i.unsqueeze(-1), j, lengths_of(k, valid))
         return visible_pairs(seen, self.site.causal, valid)

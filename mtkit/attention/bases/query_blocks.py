@@ -41,7 +41,7 @@ class QueryBlocks(ScoreAttention):
 
 
 def _block(pairs: Pairs, first: int, end: int) -> Pairs:
-    """The pairs of queries `first` to `end` - 1, in a causal pass without the keys behind them."""
+    """The pairs of queries `first` to `end` - 1, in a causal pass without later keys."""
     block = pairs._replace(q=pairs.q[:, :, first:end], query_position=pairs.query_position[first:end])
     if not pairs.causal:
         return block

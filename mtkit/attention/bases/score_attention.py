@@ -7,22 +7,8 @@ Forward, start, step, weights, losses and slots are inherited. A step calls the 
 - `scores`: the scores of all pairs (default: scaled products);
 - `logits`: the scores with a bias, a mix over heads, or a sum with the carry (default: the scores);
 - `weighed`: the weights (default: the softmax of the logits over visible keys);
+- `softmax`: the weights from logits, of other forms than a softmax (sigmoid, sink, topk);
 - `mixed`: the weights as applied to the values, before dropout (default: the weights).
-
-How mechanisms of the literature are stated:
-
-- additive: a `projection` of its own width; `scores` of some queries at a time, which the backward pass recomputes,
-  so that no (T, S, width) tensor is held;
-- nadaraya-watson: the norms of the keys as a column, with which `scores` are products less half a norm;
-- localness: `logits` add a bias by the distance of `key_position` from a centre that `q` predicts; the number of
-  visible keys and their mean come from `visible` and `keys`;
-- gaussian: `logits` add a table by distance, picked by `query_position` and `key_position`;
-- synthesizer: `columns` are values alone and `queries` the tokens, after `del self.k_proj`; `scores` (1, H, T, S), by
-  `query_position`, serve all segments (a step counts in the cross role too);
-- lazy: the first layer of a block carries what it `weighed`; those above return the carry from `weighed`, have no
-  q_proj and k_proj, and values alone as `columns`;
-- sigmoid, sink, topk: `softmax` gives other weights, from `with_positions`;
-- talking-heads: `logits` mix the scores over heads, `mixed` the weights; a `projection` sets their numbers.
 """
 
 from collections.abc import Mapping
@@ -53,8 +39,8 @@ class Pairs(NamedTuple):
     key_position: Tensor
     """(S,); positions of a shared past repeat."""
     valid: Tensor | None = None
-    """Which keys are real, (B, S), or which each query may see, (B, T, S), of a shared past or beyond `causal`; None:
-    all."""
+    """Mask of the real keys, (B, S), or of the keys each query may see, (B, T, S), in a shared past or beyond `causal`;
+    None: all."""
     causal: bool = False
     """Whether queries see only the keys up to their own position. False in a step: there are no later keys."""
     task: Tensor | None = None
@@ -76,7 +62,7 @@ class Pairs(NamedTuple):
 
     @property
     def visible(self) -> Tensor | None:
-        """Which keys each query may see, broadcastable to (B, H, T, S), or None if it may see all."""
+        """Mask of the keys that each query may see, broadcastable to (B, H, T, S); None if it may see all."""
         triangle = self.query_position.unsqueeze(-1) >= self.key_position if self.causal else None
         if self.valid is not None and self.valid.dim() == 3:
             seen = self.valid.unsqueeze(1)
@@ -133,7 +119,7 @@ class ScoreAttention(HeadAttention):
         return None
 
     def shown(self, pairs: Pairs) -> Tensor | None:
-        """Which keys each query may see besides padding and the future, (T, S), or None if that is all."""
+        """Return a mask (T, S) that hides further keys than padding and the future; None if there are none."""
         return None
 
     def with_positions(self, logits: Tensor, pairs: Pairs) -> Tensor:

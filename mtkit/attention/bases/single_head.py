@@ -146,7 +146,7 @@ class SingleHead(QueryBlocks):
         return Attended(self.merge_heads(self.chunk_heads(pairs), inputs.query))
 
     def chunk_heads(self, pairs: Pairs) -> Tensor:
-        """Return the outputs (B, 1, T, V) of attention in each chunk; pairs are those of a whole sequence."""
+        """Return the outputs (B, 1, T, V) of attention in each chunk, from the pairs of a whole sequence."""
         assert self.chunk is not None
         batch, length, size = len(pairs.q), pairs.q.shape[2], min(self.chunk, pairs.q.shape[2])
         columns = {name: in_chunks(x, size) for name, x in pairs.columns.items()}

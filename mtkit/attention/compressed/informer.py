@@ -95,8 +95,7 @@ class Informer(HeadAttention):
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         query = inputs.query
         position = torch.full((1,), state["count"], device=query.device)
-        tokens = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.exact_queries_keys_values(tokens, position))
+        q, k, v = self.newest_heads(query, position, exact=True)
         past, sums = state["past"], add_rows(state["sums"], values=v)
         state = {**append(state, keys=k, values=v), "sums": sums}
         number: int = state["count"]

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.caches import add_rows, start_sums
 from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.bases.layers import xavier_linear
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
 from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, scores_of, upcast
 from mtkit.attention.kernels.feature_sums import elu1
@@ -95,10 +96,7 @@ class Luna(HeadAttention):
         else:
             projections += ["packed_v_proj"] if tie_kv else ["packed_k_proj", "packed_v_proj"]  # of the packed rows
         for name in projections:
-            linear = nn.Linear(width, width)
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
-            self.add_module(name, linear)
+            self.add_module(name, xavier_linear(width, width))
         self.tie_kv = tie_kv
         if tie_kv:
             del self.k_proj

@@ -113,8 +113,7 @@ class MemoryCompressed(HeadAttention):
             keys, values = blocks["keys"], blocks["values"]
             visible = None if blocks["valid"] is None else blocks["valid"][:, None, None]
         else:
-            rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-            q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.queries_keys_values(rows))
+            q, k, v = self.newest_heads(query)
             first = state["count"] == 0
             state = append_row({**state, "count": state["count"] + 1}, self.spans, self.pools, keys=k, values=v)
             if first and self.first == "token":  # written before the first block ends, so its place is the first

@@ -130,8 +130,7 @@ class Poolingformer(PatternAttention):
         second, t = self.pooled, state["count"]
         heads, _, state = self.heads_of_step(inputs.query, state)
         y = self.merge_heads(heads.transpose(1, 2), inputs.query)
-        rows = y.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        q, k, v = (x.squeeze(2).unflatten(0, inputs.query.shape[:2]) for x in second.queries_keys_values(rows))
+        q, k, v = second.newest_heads(y)
         spans = append_row(state["pooled"], self.spans, self.pools, window=self.most, keys=k, values=v)
         keys, values = (written(spans["spans"], name, window=self.most) for name in ("keys", "values"))
         near = [number * self.spans.stride >= t - self.pool_radius for number in kept_spans(spans, self.most)]

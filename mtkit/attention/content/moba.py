@@ -83,10 +83,10 @@ class MoBA(HeadAttention):
         for first in range(0, q.shape[2], count):
             scores = block_scores(q[:, :, first : first + count], means) + hidden
             if self_role:
-                own = torch.arange(first, first + scores.shape[2], device=q.device).unsqueeze(-1) // self.block
-                scores.masked_fill_(block == own, float("inf"))
+                own_block = torch.arange(first, first + scores.shape[2], device=q.device).unsqueeze(-1) // self.block
+                scores.masked_fill_(block == own_block, float("inf"))
                 if self.site.causal:
-                    scores.masked_fill_(block > own, float("-inf"))
+                    scores.masked_fill_(block > own_block, float("-inf"))
             parts.append(best_blocks(scores, self.selected))
         return replay_choice(torch.cat(parts, dim=2), len(block) + 1)
 
@@ -110,17 +110,15 @@ class MoBA(HeadAttention):
         if "shared" in state:
             return Attended(self._step_over_source(query, state["shared"])), state
         here: int = state["count"]
-        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        projected = self.exact_queries_keys_values(rows, torch.full((1,), here, device=query.device))
-        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in projected)
+        q, k, v = self.newest_heads(query, torch.full((1,), here, device=query.device), exact=True)
         state = {**append(state, keys=k.type_as(v), values=v), "blocks": self._add_key(state["blocks"], k, here)}
         keys, values, visible = written(state, "keys"), written(state, "values"), None
         if here >= self.selected * self.block:
-            own = here // self.block
-            means = written(state["blocks"], "means")[:, :, :, :own]
+            own_block = here // self.block
+            means = written(state["blocks"], "means")[:, :, :, :own_block]
             scores = block_scores(q.flatten(0, 1).unsqueeze(2), means.flatten(0, 1)).squeeze(2)
-            before = best_blocks(scores, self.selected - 1).unflatten(0, query.shape[:2])  # (B, N, H, k - 1)
-            place, visible = places_in_blocks(F.pad(before, (0, 1), value=own), self.block, here + 1)
+            others = best_blocks(scores, self.selected - 1).unflatten(0, query.shape[:2])  # (B, N, H, k - 1)
+            place, visible = places_in_blocks(F.pad(others, (0, 1), value=own_block), self.block, here + 1)
             keys, values = (picked(x, place) for x in (keys, values))
         heads, _ = attend_step(q.type_as(v), keys, values, scale=self.scale, visible=visible)
         return Attended(self.merge_heads(heads.transpose(1, 2), query)), state
@@ -154,11 +152,11 @@ class MoBA(HeadAttention):
         visible = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.bool)
         for b, h, i in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
             blocks = [range(start, min(start + size, lengths[b])) for start in range(0, lengths[b], size)]
-            own = i // size if inputs.memory is None else -1
-            others = [m for m in range(len(blocks)) if m != own and (m < own or not self.site.causal)]
+            own_block = i // size if inputs.memory is None else -1
+            others = [m for m in range(len(blocks)) if m != own_block and (m < own_block or not self.site.causal)]
             score = {m: sum((q[b, h, i] @ k[b, h, j]).item() for j in blocks[m]) / len(blocks[m]) for m in others}
-            best = sorted(others, key=lambda m: (-score[m], m))[: self.selected - (own >= 0)]
-            for m in [*best, *([own] if 0 <= own < len(blocks) else [])]:
+            best = sorted(others, key=lambda m: (-score[m], m))[: self.selected - (own_block >= 0)]
+            for m in [*best, *([own_block] if 0 <= own_block < len(blocks) else [])]:
                 visible[b, h, i, [j for j in blocks[m] if j <= i or not self.site.causal]] = True
         heads = safe_softmax(q @ k.mT * self.scale, visible) @ v
         return Attended(self.merge_heads(heads, inputs.query))

@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.caches import append, picked
 from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.bases.layers import xavier_linear
 from mtkit.attention.bases.pattern_attention import HeadGroup, PatternGroup
 from mtkit.attention.content._clusters import Centroids, enlist, enlisted, start_lists
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, for_heads, packing
@@ -111,9 +112,7 @@ class Routing(HeadAttention):
         if shared:  # only local heads have their own keys
             del self.k_proj
             if local:
-                self.k_proj = nn.Linear(site.d_model, local * self.projection.key_width)
-                nn.init.xavier_uniform_(self.k_proj.weight)
-                nn.init.zeros_(self.k_proj.bias)
+                self.k_proj = xavier_linear(site.d_model, local * self.projection.key_width)
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:

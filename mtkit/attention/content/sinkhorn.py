@@ -26,7 +26,7 @@ from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, p
 from mtkit.attention.kernels.chunks import attend_beside
 from mtkit.attention.kernels.dot_product import attend_step, expand_heads
 from mtkit.attention.kernels.sparse import dense_attend, visible_pairs
-from mtkit.attention.options import Null, OneOf, Positive, Within
+from mtkit.attention.options import NearRoot, Null, OneOf, Within
 from mtkit.attention.slots import WITHOUT_SCORES
 
 
@@ -50,7 +50,7 @@ class Sinkhorn(BlockSorting):
         self,
         site: Site,
         *,
-        sinkhorn_block: Annotated[Positive | None, Null("the square root of model.max_length, rounded")] = None,
+        sinkhorn_block: NearRoot = None,
         sinkhorn_iters: Annotated[
             Annotated[int, Within(0, 100)] | None, Null("8 in the encoder, 0 in the decoder")
         ] = None,
@@ -106,8 +106,7 @@ class Sinkhorn(BlockSorting):
         """Read the sorted block and the tokens of the own block; the first token of a block sorts."""
         query = inputs.query
         count, leading = state["count"], query.shape[:2]
-        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        q, k, v = (x.squeeze(2).unflatten(0, leading) for x in self.queries_keys_values(rows))
+        q, k, v = self.newest_heads(query)
         past = {name: written(state, name).flatten(0, 1) for name in ("keys", "values")}
         state = {**state, "order": self.next_token(state["order"], query, q)}
         if count and count % self.block == 0:

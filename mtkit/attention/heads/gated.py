@@ -5,14 +5,15 @@ arXiv 2505.06708, gate G1: o' = o * sigmoid(W_g x + b), where x is the layer's q
 model. The equation was checked against the authors' code, not against the paper's text.
 Departures: the gate has a bias, `gate_bias` at the start; the authors' has none. The encoder and cross roles are
 extensions. Nodes with queries of their own, as the relay of `star`, have gates from the vectors of these queries.
-Cost: that of the mechanism, and O(T D H V) time for the gate of each channel, or O(T D H) for one gate per head.
+Cost: the mechanism's, and O(T D H V) time for the gate of each channel, or O(T D H) for one gate per head.
 """
 
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from mtkit.attention.bases.layers import xavier_linear
 from mtkit.attention.contract import Inputs, Site, token_means
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.options import OneOf, Within
@@ -42,9 +43,8 @@ class Gated(Merge):
         gate_bias: Annotated[float, Within(-30.0, 30.0)] = 0.0,
     ) -> None:
         super().__init__(site, width)
-        self.gate_proj = nn.Linear(site.d_model, site.heads * (width if granularity == "elementwise" else 1))
-        nn.init.xavier_uniform_(self.gate_proj.weight)
-        nn.init.constant_(self.gate_proj.bias, gate_bias)
+        gates = site.heads * (width if granularity == "elementwise" else 1)
+        self.gate_proj = xavier_linear(site.d_model, gates, gate_bias)
 
     def forward(self, heads: Tensor, query: Tensor) -> Tensor:
         """Map (B, H, T, V) to (B, T, H*V) with gates from query, B * T vectors (..., D)."""

@@ -111,8 +111,8 @@ def _parts(
         return [ChosenPart(chosen, size, k.shape[2], valid)]
     window = Blocks(size, near.back, 0 if causal else near.ahead)
     layout = WindowLayout([window], length=k.shape[2], causal=causal, columns=near.first * size)
-    own = torch.arange(q.shape[2]).unsqueeze(-1) // size
-    chosen = chosen.masked_fill(near.sees(own, chosen), -(-k.shape[2] // size))
+    query_block = torch.arange(q.shape[2]).unsqueeze(-1) // size
+    chosen = chosen.masked_fill(near.sees(query_block, chosen), -(-k.shape[2] // size))
     return [WindowPart(layout, valid), ChosenPart(chosen, size, k.shape[2], valid)]
 
 

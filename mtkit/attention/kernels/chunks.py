@@ -209,7 +209,7 @@ def attend_in_chunks(
 
 
 def _members_so_far(group: Tensor, groups: int) -> Tensor:
-    """How many members of each group there are up to each position, (B, H, T, groups + 1)."""
+    """Return the number of members of each group up to each position, (B, H, T, groups + 1)."""
     each = torch.arange(groups + 1, device=group.device)
     return (group.unsqueeze(-1) == each).cumsum(2, dtype=torch.int32)
 

@@ -290,7 +290,7 @@ def by_hypotheses(rows: Tensor, hypotheses: int) -> Tensor:
 
 
 def visible_keys(q: Tensor, k: Tensor, causal: bool, valid: Tensor | None) -> Tensor | None:
-    """Whether each query may see each key, broadcastable to (B, H, T, S), or None where all may see all."""
+    """Whether each query may see each key, broadcastable to (B, H, T, S), or None if all may see all."""
     if valid is not None and valid.dim() == 3:
         return valid.unsqueeze(1) & _triangle(q, k) if causal else valid.unsqueeze(1)
     if causal:

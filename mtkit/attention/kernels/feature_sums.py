@@ -42,7 +42,7 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"elu1": elu1, "relu": F.r
 
 
 class Keys(NamedTuple):
-    """The features of keys, with their log scale where they have one."""
+    """The features of keys, with their log scale if they have one."""
 
     features: Tensor
     """(B, G, S, M); without a scale, zero for a key that must not count."""
@@ -245,7 +245,7 @@ def _outputs(total: Tensor, phi_q: Tensor, eps: float, floor: float | Tensor) ->
 
 
 def _pairs(scale: Tensor, tops: Tensor, queries: int) -> Tensor:
-    """What each row reads of each key of a scale (N, c, 1), relative to the row's own (N, c, 1); for all queries."""
+    """Return each key's share of a scale (N, c, 1) in each row, relative to the row's (N, c, 1), for all queries."""
     # 0 at most under the triangle; above it, an infinite number would make no number of a gradient
     pairs = (scale.mT - tops).clamp(max=0.0).exp().tril()
     return pairs if queries == 1 else pairs.repeat(1, queries, 1)

@@ -55,8 +55,8 @@ class Grid(Pattern):
         for row, column in {(i // self.width // rows, i % self.width // columns) for i in queries}:
             first, last = max(row * rows - above, 0), min((row + 1) * rows + above, -(-length // self.width))
             across = range(max(column * columns - beside, 0), min((column + 1) * columns + beside, self.width, length))
-            for each in range(first, last):
-                seen.setdefault(each, set()).update(across)
+            for seen_row in range(first, last):
+                seen.setdefault(seen_row, set()).update(across)
         return [[at for row in sorted(seen) for x in sorted(seen[row]) if (at := row * self.width + x) < length]]
 
     @property
@@ -132,7 +132,7 @@ def _span(first: Tensor, count: int) -> Tensor:
 
 
 def _near(first: Tensor, count: int, there: int) -> Tensor:
-    """As many numbers from each first one on, moved to lie among the `there` that there are, all of these at most."""
+    """Return `count` numbers from each first one on, shifted into the range from 0 to `there`; all of these at most."""
     return _span(first.clamp(0, max(there - count, 0)), min(count, there))
 
 

@@ -40,7 +40,7 @@ class Lists:
 
 
 class LabelScores(NamedTuple):
-    """What labels add to scores: scale * (q . vector + bias), of vectors (H or 1, labels, K), biases (H or 1, labels).
+    """Addends to scores by label: scale * (q . vector + bias), of vectors (H or 1, labels, K), biases (H or 1, labels).
 
     Queries have as many such sums as there are labels; they are computed for a few blocks at a time.
     """
@@ -65,7 +65,7 @@ def attend_listed(
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The heads' outputs (B, H, T, V), zero where no key is seen.
+    """The heads' outputs (B, H, T, V), zero for queries that see no key.
 
     q (B, H, T, K), k (B, H, S, K), v (B, H, S, V); missing (B, S) marks keys that no query sees.
     """

@@ -27,7 +27,7 @@ class Drawn(Pattern):
 
     @property
     def size(self) -> int:
-        """The number of queries per block, all of which see the same keys."""
+        """The number of queries per block; the queries of a block see the same keys."""
         return 1
 
     def picks(self, block: Tensor) -> Tensor:

@@ -34,8 +34,8 @@ def attend_within(
     and of a query without keys, is 0.
     """
     most = int(torch.maximum(own.max(), key.max())) + 1
-    before = most * torch.arange(len(q), device=q.device).unsqueeze(1)  # no two documents share a number
-    (queries, own), (keys, key) = _real(own + before, query_valid), _real(key + before, key_valid)
+    offset = most * torch.arange(len(q), device=q.device).unsqueeze(1)  # no two documents share a number
+    (queries, own), (keys, key) = _real(own + offset, query_valid), _real(key + offset, key_valid)
     place = _since_change(key)
     longest = int(place.amax()) + 1 if len(key) else 1
     row = (torch.arange(len(key), device=q.device) - place) // longest

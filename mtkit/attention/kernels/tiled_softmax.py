@@ -34,7 +34,7 @@ def scores_at_once(device: torch.device) -> int:
 
 
 class Place(Protocol):
-    """Where the rows of a tile lie in a tensor of all queries or keys."""
+    """The place of a tile's rows in a tensor of all queries or keys."""
 
     def of(self, x: Tensor) -> Tensor:
         """The tile's rows (..., n, K) of x."""
@@ -83,7 +83,7 @@ class Tile:
     k: Tensor
     v: Tensor
     scores: Tensor
-    """In units of log 2, biased, `FAR` lower where a key is hidden."""
+    """In units of log 2, biased, `FAR` lower for hidden keys."""
     real: Tensor | None = None
     """(..., c, 1): which of the queries count; None: all."""
 

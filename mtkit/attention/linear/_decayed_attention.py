@@ -6,14 +6,15 @@ only.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.bases.channel_norm import ChannelNorm
 from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.bases.layers import ChannelNorm, xavier_linear
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.linear._decayed_sums import Terms, read_both_ways, read_causal, read_literally, read_next
@@ -32,11 +33,7 @@ Gate = Annotated[str, OneOf((*GATES, "none"))]
 Taps = Annotated[int, Within(0, 64)]
 
 
-def unbiased(inputs: int, outputs: int) -> nn.Linear:
-    """Return a linear map without a bias."""
-    linear = nn.Linear(inputs, outputs, bias=False)
-    nn.init.xavier_uniform_(linear.weight)
-    return linear
+unbiased = partial(xavier_linear, bias=None)
 
 
 class Outputs(TypedDict, total=False):

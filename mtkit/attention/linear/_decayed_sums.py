@@ -37,7 +37,7 @@ class Terms(NamedTuple):
     """(B, H, T, 1) share of the stored value that is replaced; None: values are added."""
 
     def masked(self, valid: Tensor) -> "Terms":
-        """Return terms whose padding, where valid (B, T) is False, neither writes nor decays."""
+        """Return terms whose padding, with valid (B, T) False, neither writes nor decays."""
         hidden = ~valid[:, None, :, None]
         return self._replace(k=self.k.masked_fill(hidden, 0.0), decay=self.decay.masked_fill(hidden, 0.0))
 
@@ -79,9 +79,9 @@ def read_literally(terms: Terms, *, excluding: bool = False) -> tuple[Tensor, Te
     outputs = []
     for t in range(terms.k.shape[2]):
         k, written = terms.k[:, :, t], terms.v[:, :, t]
-        kept = terms.decay[:, :, t].exp().unsqueeze(-1) * sums
+        faded = terms.decay[:, :, t].exp().unsqueeze(-1) * sums
         if terms.beta is not None:
-            written = terms.beta[:, :, t] * (written - torch.einsum("bhkv,bhk->bhv", kept, k))
-        sums = kept + torch.einsum("bhk,bhv->bhkv", k, written)
-        outputs.append(torch.einsum("bhkv,bhk->bhv", kept if excluding else sums, terms.q[:, :, t]))
+            written = terms.beta[:, :, t] * (written - torch.einsum("bhkv,bhk->bhv", faded, k))
+        sums = faded + torch.einsum("bhk,bhv->bhkv", k, written)
+        outputs.append(torch.einsum("bhkv,bhk->bhv", faded if excluding else sums, terms.q[:, :, t]))
     return torch.stack(outputs, dim=2), sums

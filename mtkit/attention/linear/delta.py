@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.bases.layers import xavier_linear
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, for_heads, packing, token_means
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.kernels.feature_sums import elu1
@@ -84,9 +85,7 @@ class Delta(HeadAttention):
         self.chunk = chunk
         self.features = width if feature_map == "elu1" else 2 * width * nu
         self.groups = max(self.projection.key_heads, self.projection.value_heads)
-        self.beta_proj = nn.Linear(site.memory_width or site.d_model, self.groups)
-        nn.init.xavier_uniform_(self.beta_proj.weight)
-        nn.init.zeros_(self.beta_proj.bias)
+        self.beta_proj = xavier_linear(site.memory_width or site.d_model, self.groups)
 
     def attend(self, inputs: Inputs) -> Attended:
         """Write S_j = S_j-1 + beta_j k_j (v_j - S_j-1^T k_j)^T over real keys; read S_i^T q_i (cross: S_S^T q_i)."""

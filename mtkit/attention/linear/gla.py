@@ -12,9 +12,10 @@ K V numbers per head, at any position.
 
 from typing import Annotated, Unpack
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.bases.layers import xavier_linear
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.linear._decayed_attention import DecayedAttention, Heads, unbiased
@@ -52,9 +53,7 @@ class GLA(DecayedAttention):
         super().__init__(site, **shared)
         self.temperature = gate_temperature
         self.decay_down = unbiased(site.d_model, gate_rank)
-        self.decay_up = nn.Linear(gate_rank, site.heads * self.projection.key_width)
-        nn.init.xavier_uniform_(self.decay_up.weight)
-        nn.init.constant_(self.decay_up.bias, gate_bias)
+        self.decay_up = xavier_linear(gate_rank, site.heads * self.projection.key_width, gate_bias)
 
     def terms(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor) -> Terms:
         """Return scaled queries, keys and values, and the gates of the tokens."""

@@ -59,7 +59,7 @@ class LinearAttention(FeatureAttention):
         site: Site,
         *,
         feature_map: Annotated[str, OneOf((*FEATURE_MAPS, "hedgehog", "taylor"))] = "elu1",
-        feature_width: Annotated[Positive | None, Null("that of the projection, for taylor at most 16")] = None,
+        feature_width: Annotated[Positive | None, Null("the projection's, for taylor at most 16")] = None,
         feature_norm: Annotated[str, OneOf(("exp", "softmax"))] = "exp",
         eps: Annotated[float, Within(1e-12, 1.0)] = 1e-6,
         chunk: Positive = 64,

@@ -13,9 +13,10 @@ import math
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.bases.layers import xavier_linear
 from mtkit.attention.contract import Inputs, Site, for_heads, token_means
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import Gates
@@ -51,9 +52,8 @@ class GatedRFA(RandomFeatureAttention):
         super().__init__(
             site, feature_map=feature_map, features=features, tau=tau, learn_sigma=learn_sigma, pool=pool, chunk=chunk
         )
-        self.gate = nn.Linear(site.d_model, max(self.projection.key_heads, self.projection.value_heads))
-        nn.init.xavier_uniform_(self.gate.weight)
-        nn.init.constant_(self.gate.bias, gate_bias)
+        groups = max(self.projection.key_heads, self.projection.value_heads)
+        self.gate = xavier_linear(site.d_model, groups, gate_bias)
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:

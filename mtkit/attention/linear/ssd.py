@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.bases.channel_norm import ChannelNorm
+from mtkit.attention.bases.layers import ChannelNorm
 from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.linear._decayed_attention import DecayedAttention, Outputs, Taps

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.bases.caches import append, written
-from mtkit.attention.bases.channel_norm import ChannelNorm
 from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.bases.layers import ChannelNorm, xavier_linear
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, visible_keys
 from mtkit.attention.options import Natural, Null, Positive, refused
@@ -64,19 +64,20 @@ class Latent(HeadAttention):
         width = self.projection.key_width
         self.rank = min(4 * width, site.d_model) if kv_rank is None else kv_rank
         self.turned = _rope_width(site, width, rope_width)
-        self.down_proj = _linear(site.memory_width or site.d_model, self.rank)
-        self.k_up_proj = _linear(self.rank, site.heads * width, bias=False)
-        self.v_up_proj = _linear(self.rank, site.heads * width)
+        self.down_proj = xavier_linear(site.memory_width or site.d_model, self.rank)
+        self.k_up_proj = xavier_linear(self.rank, site.heads * width, bias=None)
+        self.v_up_proj = xavier_linear(self.rank, site.heads * width)
         self.latent_norm = ChannelNorm(self.rank) if norm else nn.Identity()
         del self.k_proj, self.v_proj
         if q_rank is not None:
-            self.q_down_proj, self.q_up_proj = _linear(site.d_model, q_rank), _linear(q_rank, site.heads * width)
+            self.q_down_proj = xavier_linear(site.d_model, q_rank)
+            self.q_up_proj = xavier_linear(q_rank, site.heads * width)
             self.q_norm = ChannelNorm(q_rank) if norm else nn.Identity()
             del self.q_proj
         self.q_rank = q_rank
         if self.turned:
-            self.q_rope_proj = _linear(q_rank or site.d_model, site.heads * self.turned)
-            self.k_rope_proj = _linear(site.d_model, self.turned)
+            self.q_rope_proj = xavier_linear(q_rank or site.d_model, site.heads * self.turned)
+            self.k_rope_proj = xavier_linear(site.d_model, self.turned)
             self.rotary = Rotary(site, self.turned)
 
     @property
@@ -216,22 +217,13 @@ def _rope_width(site: Site, width: int, given: int | None) -> int:
     return given
 
 
-def _linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
-    """Return a linear map with Xavier's initialisation and biases of zero."""
-    linear = nn.Linear(inputs, outputs, bias=bias)
-    nn.init.xavier_uniform_(linear.weight)
-    if bias:
-        nn.init.zeros_(linear.bias)
-    return linear
-
-
 def _factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return maps (rank, D) and (M, rank) whose product is the best approximation of weight (M, D) of this rank."""
     u, s, vt = torch.linalg.svd(weight.double(), full_matrices=False)
-    kept = min(rank, len(s))
+    used = min(rank, len(s))
     down, up = weight.new_zeros(rank, weight.shape[1]), weight.new_zeros(len(weight), rank)
-    down[:kept] = vt[:kept]
-    up[:, :kept] = u[:, :kept] * s[:kept]
+    down[:used] = vt[:used]
+    up[:, :used] = u[:, :used] * s[:used]
     return down, up
 
 

@@ -45,7 +45,7 @@ class MovingAverage(nn.Module):
         self.omega = nn.Parameter(torch.randn(width))
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Map x (B, T, D) to (B, T, D); tokens that are not real, where valid (B, T) is False, count as zeros."""
+        """Map x (B, T, D) to (B, T, D); tokens that are not real, with valid (B, T) False, count as zeros."""
         with torch.autocast(x.device.type, enabled=False):
             tokens = upcast(x)
             if valid is not None:
@@ -95,8 +95,8 @@ class MovingAverage(nn.Module):
                 added = (written[way].unsqueeze(-1) * powers[way, ..., :size]).flip(-1).mT
                 left = read[way].unsqueeze(-1) * powers[way, ..., 1:]
                 sums = (rows @ (added.flip(1) if way else added)).unflatten(1, (batch, chunks))
-                before = _before(sums, log_kept[way] * size, from_right=bool(way))
-                e = torch.baddbmm(e, before.flatten(1, 2), left.flip(2) if way else left)
+                states = _before(sums, log_kept[way] * size, from_right=bool(way))
+                e = torch.baddbmm(e, states.flatten(1, 2), left.flip(2) if way else left)
         return e.unflatten(1, (batch, chunks)).permute(1, 2, 3, 0).reshape(batch, -1, width)[:, :length]
 
 
@@ -118,7 +118,7 @@ def _before(sums: Tensor, log_kept: Tensor, *, from_right: bool) -> Tensor:
     states = F.pad(sums.flip(2) if from_right else sums, (0, 0, 1, -1))
     reach = 1
     while reach < chunks:  # each state holds the sums of `reach` chunks
-        kept = (log_kept * reach).exp()[:, None, None]
-        states = states + kept * F.pad(states, (0, 0, reach, -reach))
+        share = (log_kept * reach).exp()[:, None, None]
+        states = states + share * F.pad(states, (0, 0, reach, -reach))
         reach *= 2
     return states.flip(2) if from_right else states

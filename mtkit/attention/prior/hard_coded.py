@@ -2,7 +2,7 @@
 
 Paper: You, Sun and Iyyer, "Hard-Coded Gaussian Attention for Neural Machine Translation", ACL 2020, arXiv 2005.00742,
 sections 3.1 and 4.
-Departures: the Gaussian is cut off at `truncate` standard deviations, where the published code computes all pairs; at 5
+Departures: the Gaussian is cut off at `truncate` standard deviations; the published code computes all pairs; at 5
 the rest weighs less than 1e-6. In the cross role the centre is at most the last source token, because beyond it a long
 translation would see nothing. The ratio of lengths is counted in training, not before it. The projections have biases.
 Weights are the density itself and do not add up to 1, as in the published code; see `renormalise`.

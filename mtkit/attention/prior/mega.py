@@ -155,7 +155,7 @@ class Mega(SingleHead):
             q, k = self.q_proj(x), self.k_proj(memory)
         else:
             z = F.silu(self.z_proj(moved))
-            q, k = (z * self.vectors.kappa[each] + self.vectors.mu[each] for each in range(2))
+            q, k = (z * self.vectors.kappa[which] + self.vectors.mu[which] for which in range(2))
         v, chunk, segments = F.silu(self.v_proj(memory)), self.chunk or memory.shape[1] + x.shape[1], []
         for b in range(len(x)):
             real = memory.shape[1] if valid is None else int(valid[b].sum())

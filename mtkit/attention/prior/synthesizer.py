@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.layers import xavier_linear
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.kernels.dot_product import scores_of, upcast
@@ -167,9 +168,7 @@ class DenseScores(nn.Module):
         super().__init__()
         width = d_model // heads
         self.heads = heads
-        self.hidden = nn.Linear(d_model, heads * width)
-        nn.init.xavier_uniform_(self.hidden.weight)
-        nn.init.zeros_(self.hidden.bias)
+        self.hidden = xavier_linear(d_model, heads * width)
         self.weight = nn.Parameter(_drawn(heads, keys, width))
         self.bias = nn.Parameter(torch.zeros(heads, keys))
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.bases.channel_norm import ChannelNorm
+from mtkit.attention.bases.layers import ChannelNorm
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.kernels.dot_product import attend, upcast, weighted
@@ -65,7 +65,7 @@ class Differential(ScoreAttention):
         return (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + self.lambda_init
 
     def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
-        """Return the pairs' outputs in the layout of heads; weights are those of the H maps."""
+        """Return the pairs' outputs in the layout of heads, and the weights of the H maps."""
         weights = None
         if pairs.state is None and not need_weights:
             sums = torch.cat([self._fused(pairs, half) for half in (0, 1)], -1)

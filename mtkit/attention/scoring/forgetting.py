@@ -61,12 +61,12 @@ class Forgetting(NormedHeads):
     def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
         """Return the scores plus c_i - c_j, where c sums log f up to a token; with the sign changed if j > i."""
         sums = pairs.columns["log_gates"].squeeze(-1).double().cumsum(-1)  # (B, H, S)
-        kept = sums.index_select(-1, pairs.query_position).unsqueeze(-1) - sums.unsqueeze(-2)  # (B, H, T, S)
+        log_share = sums.index_select(-1, pairs.query_position).unsqueeze(-1) - sums.unsqueeze(-2)  # (B, H, T, S)
         scores = upcast(self.scores(pairs))
         if not self.site.causal:
             later = pairs.key_position > pairs.query_position.unsqueeze(-1)
-            kept = kept * (1 - 2 * later.type_as(scores))
-        return scores + kept.type_as(scores), None
+            log_share = log_share * (1 - 2 * later.type_as(scores))
+        return scores + log_share.type_as(scores), None
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 Paper: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, arXiv 1706.03762, equation 1.
 Departures: none.
-Cost: that of `mtkit.attention.bases.product_attention`, O(T S) time.
+Cost: O(T S) time (`mtkit.attention.bases.product_attention`).
 """
 
 from mtkit.attention.bases.product_attention import ProductAttention

@@ -7,7 +7,7 @@ tokens, with n = c, and a second pair of q and k adds linear attention: over all
 the decoder role over the finished chunks, divided by the number of their tokens.
 The scale: the paper's text could not be read, and accounts of it differ. In the paper's listing, as it is known, and in
 the version of Mega's authors, 1/n multiplies the products only, as here; others divide the sum with b, or by sqrt(s)
-too. n is the number of real tokens, in the decoder role that of the prefix; Mega's authors divide by the full length,
+too. n is the number of real tokens, in the decoder role of the prefix; Mega's authors divide by the full length,
 with which steps give other results.
 Departures: the paper's unit takes the place of attention and feed-forward sub-layer; here it is the attention, so that
 a fair comparison has a feed-forward sub-layer of half the width. b is a learned number for each distance; the paper
@@ -177,13 +177,12 @@ class GAU(SingleHead):
         u, v = F.silu(self.gate_proj(x)), F.silu(self.v_proj(x))
         vectors = [z * kappa + mu for kappa, mu in zip(self.vectors.kappa, self.vectors.mu, strict=True)]
         if self.rotary is not None:
-            vectors = [self.rotary.rotate(each, torch.arange(x.shape[1])) for each in vectors]
+            vectors = [self.rotary.rotate(x_of, torch.arange(x.shape[1])) for x_of in vectors]
         outputs = []
         for b in range(len(x)):
             real = x.shape[1] if valid is None else int(valid[b].sum())
-            outputs.append(
-                torch.stack([self._literal(i, real, [each[b] for each in vectors], v[b]) for i in range(x.shape[1])])
-            )
+            of_segment = [vector[b] for vector in vectors]
+            outputs.append(torch.stack([self._literal(i, real, of_segment, v[b]) for i in range(x.shape[1])]))
         return Attended(self.out_proj(u * torch.stack(outputs)))
 
     def _literal(self, i: int, real: int, vectors: list[Tensor], v: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""Sigmoid attention: a sigmoid of each score in place of the softmax, so that keys do not compete.
+"""Sigmoid attention: a sigmoid of each score instead of the softmax, so that keys do not compete.
 
 Paper: Ramapuram et al., "Theory, Analysis, and Best Practices for Sigmoid Self-Attention", 2024, arXiv 2409.04431,
 section 2: the weight of key j for query i is sigmoid(q_i . k_j / sqrt(K) + b), and nothing is normalised. b = -log n
 for n keys, so that the weights of a row sum to about 1 at the start. The equations were checked against the authors'
 code, and the best practices against the paper's abstract and the authors' configuration.
-Departures: b is that of each row by default, -log of the number of keys that the query may see. The batch's padded
+Departures: b differs by row by default: -log of the number of keys that the query may see. The batch's padded
 length would let padding change results, and the final length would let later tokens change earlier ones; the authors'
 configuration has the constant -7.62 = -log 2048, which the option `bias` can be. The cross role is an extension.
 `qk_norm`, RMS norms of queries and keys that all heads share, and `output_norm`, an RMS norm of the heads' merged
@@ -24,7 +24,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.bases.channel_norm import ChannelNorm
+from mtkit.attention.bases.layers import ChannelNorm
 from mtkit.attention.bases.normed_heads import NormedHeads
 from mtkit.attention.bases.score_attention import Pairs
 from mtkit.attention.contract import Attended, Inputs, Site, packing

@@ -27,7 +27,7 @@ from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import attend, attend_step, scores_of, weigh
 from mtkit.attention.kernels.sparse import visible_pairs
-from mtkit.attention.options import Null, OneOf, Positive, root_of_length
+from mtkit.attention.options import NearRoot, OneOf, root_of_length
 from mtkit.attention.slots import WITHOUT_SCORES
 
 
@@ -48,9 +48,7 @@ class _LineAttention(HeadAttention):
 
     def newest(self, tokens: Tensor, place: int) -> list[Tensor]:
         """Return queries, keys and values (B, N, heads, K) of tokens (B, N, D), all at this place of a line."""
-        here = torch.full((1,), place, device=tokens.device)
-        rows = self.queries_keys_values(tokens.flatten(0, 1).unsqueeze(1), here)
-        return [x.squeeze(2).unflatten(0, tokens.shape[:2]) for x in rows]
+        return self.newest_heads(tokens, torch.full((1,), place, device=tokens.device))
 
     def at_the_end(self, x: Tensor, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return the output (B, N, D) of the last tokens x (B, N, D) of lines of L tokens.
@@ -101,7 +99,7 @@ class Axial(_LineAttention):
         self,
         site: Site,
         *,
-        axial_width: Annotated[Positive | None, Null("the square root of model.max_length, rounded")] = None,
+        axial_width: NearRoot = None,
         axial_combine: Annotated[str, OneOf(COMBINE)] = "sequential",
         axial_causal: Annotated[str, OneOf(CAUSAL)] = "shift",
     ) -> None:

@@ -4,7 +4,7 @@ Paper: Bao, Zhang, Teng, Chen and Luo, "G-Transformer for Document-level Machine
 2105.14761, section 4, and the authors' code, baoguangsheng/g-transformer. Lower layers have group attention: a query
 sees the keys of its own sentence, in the cross role of the source sentence with its number. The top `context_layers`
 add full attention with projections of its own: y = g * local + (1 - g) * full with g = sigmoid(W [local; full] + b),
-after both output projections. The paper's text was not at hand; the equations are those of the code.
+after both output projections. The paper's text was not at hand; the equations are the code's.
 Departures: sentences are counted from break pieces by `mtkit.attention.marks`; there is no tag for tokens outside
 sentences. A target sentence beyond the last source sentence reads the last one (the authors' code gives NaN).
 Regularizers read the group attention.
@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from mtkit.attention.bases.layers import xavier_linear
 from mtkit.attention.bases.product_attention import ProductAttention
 from mtkit.attention.bases.score_attention import Pairs
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
@@ -55,9 +56,7 @@ class Group(ProductAttention):
         self.context: ProductAttention | None = None
         if site.layer >= site.layers - context_layers:
             self.context = ProductAttention(replace(site, regularizer=None))
-            self.gate = nn.Linear(2 * site.d_model, site.d_model)
-            nn.init.xavier_uniform_(self.gate.weight)
-            nn.init.constant_(self.gate.bias, gate_bias)
+            self.gate = xavier_linear(2 * site.d_model, site.d_model, gate_bias)
 
     def attend(self, inputs: Inputs) -> Attended:
         """Group attention; in context layers mixed with full attention, whose weights are returned."""

@@ -296,8 +296,7 @@ class Longformer(PatternAttention):
         """Read the window and the separators before it."""
         query, t = inputs.query, state["count"]
         here = torch.full((1,), t, device=query.device) if self.positions is not None else None
-        rows = query.flatten(0, 1).unsqueeze(1)
-        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.queries_keys_values(rows, here))
+        q, k, v = self.newest_heads(query, here)
         chosen = None if inputs.query_marks is None else separators(inputs.query_marks)
         window = {"radius": self.radius, "dilation": self.dilation}
         heads, weights, after = step_window_and_globals(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Blocks, Comb
-from mtkit.attention.options import Null, OneOf, Positive, root_of_length
+from mtkit.attention.options import NearRoot, OneOf, Positive, root_of_length
 from mtkit.attention.sparse._factorized import SHARED, FactorizedAttention
 
 
@@ -32,7 +32,7 @@ class SparseFixed(FactorizedAttention):
         self,
         site: Site,
         *,
-        stride: Annotated[Positive | None, Null("the square root of model.max_length, rounded")] = None,
+        stride: NearRoot = None,
         sparse_c: Positive = 8,
         sparse_heads: Annotated[str, OneOf(SHARED)] = "merge",
     ) -> None:

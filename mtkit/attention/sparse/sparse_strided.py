@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Band
-from mtkit.attention.options import Null, OneOf, Positive, root_of_length
+from mtkit.attention.options import NearRoot, OneOf, root_of_length
 from mtkit.attention.sparse._factorized import SHARED, FactorizedAttention
 
 
@@ -27,11 +27,7 @@ class SparseStrided(FactorizedAttention):
     variants = ({"sparse_heads": "merge"}, {"sparse_heads": "alternate"})
 
     def __init__(
-        self,
-        site: Site,
-        *,
-        stride: Annotated[Positive | None, Null("the square root of model.max_length, rounded")] = None,
-        sparse_heads: Annotated[str, OneOf(SHARED)] = "split",
+        self, site: Site, *, stride: NearRoot = None, sparse_heads: Annotated[str, OneOf(SHARED)] = "split"
     ) -> None:
         self.stride = root_of_length(stride, site)
         super().__init__(site, Band(self.stride, self.stride), Band(None, None, self.stride), sparse_heads)

@@ -65,7 +65,7 @@ class Streaming(PatternAttention):
         )
 
     def keys_values(self, memory: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Map (B, T, D) to keys (B, G, T, K or 2 K), of which one half is zero, and values (B, G, T, V)."""
+        """Map (B, T, D) to keys (B, G, T, K or 2 K), one half of each zero, and values (B, G, T, V)."""
         k, v = super().keys_values(memory, position)
         if not self._renumbers:
             return k, v

@@ -7,12 +7,12 @@ Cost: O(T^2 / l) for a stride of l: O(T sqrt T) for the default, which is close 
 length, as in the paper. A step at position t costs O(t / l) and keeps all tokens.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Band
-from mtkit.attention.options import Null, Positive, root_of_length
+from mtkit.attention.options import NearRoot, root_of_length
 
 
 class StridedAttention(PatternAttention):
@@ -29,12 +29,7 @@ class StridedAttention(PatternAttention):
     longest_path = "none"
     small: ClassVar[dict[str, Any]] = {"stride": 4}
 
-    def __init__(
-        self,
-        site: Site,
-        *,
-        stride: Annotated[Positive | None, Null("the square root of model.max_length, rounded")] = None,
-    ) -> None:
+    def __init__(self, site: Site, *, stride: NearRoot = None) -> None:
         super().__init__(site)
         self.stride = root_of_length(stride, site)
         self.groups = by_head([Band(None, None, self.stride)] * site.heads)

@@ -1,4 +1,4 @@
-"""Norm over the channels of one vector: of a head, of merged heads, or of a latent vector."""
+"""Layers inside attentions: linear maps with Xavier's weights, and a norm over the channels of one vector."""
 
 import torch
 from torch import Tensor, nn
@@ -7,6 +7,15 @@ from torch.nn import functional as F
 from mtkit.attention.kernels.dot_product import upcast
 
 EPS = 1e-5
+
+
+def xavier_linear(inputs: int, outputs: int, bias: float | None = 0.0) -> nn.Linear:
+    """Return a linear map whose biases all begin at `bias`; None: without a bias."""
+    linear = nn.Linear(inputs, outputs, bias=bias is not None)
+    nn.init.xavier_uniform_(linear.weight)
+    if bias is not None:
+        nn.init.constant_(linear.bias, bias)
+    return linear
 
 
 class ChannelNorm(nn.Module):
