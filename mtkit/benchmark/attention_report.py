@@ -14,7 +14,7 @@ import torch
 
 from mtkit import terminal
 from mtkit.benchmark.attention import FORMS, METRICS, WORKS, Benchmark
-from mtkit.storage.files import writing
+from mtkit.evaluation.plots import save_figure
 from mtkit.version import __version__
 
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#e377c2", "#8c564b", "#bcbd22", "#7f7f7f")
@@ -28,7 +28,6 @@ def draw_benchmark(benchmark: Benchmark, path: Path) -> None:
 
     Raises: MtkitError if it cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = works(benchmark)
@@ -45,8 +44,7 @@ def draw_benchmark(benchmark: Benchmark, path: Path) -> None:
             _draw(axes, benchmark, work, form, metric)
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize="small")
-    with writing(path) as temporary:
-        FigureCanvasAgg(figure).print_png(str(temporary))
+    save_figure(figure, path)
 
 
 def _draw(axes: Any, benchmark: Benchmark, work: str, form: str, metric: str) -> None:

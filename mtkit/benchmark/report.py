@@ -11,7 +11,8 @@ from pydantic_core import from_json
 from mtkit.benchmark.attention_report import hardware
 from mtkit.benchmark.machine import Rate
 from mtkit.errors import MtkitError
-from mtkit.storage.files import inside, write_json, write_text, writing
+from mtkit.evaluation.plots import save_figure
+from mtkit.storage.files import inside, write_json, write_text
 from mtkit.version import __version__
 
 FORMAT = 1
@@ -55,7 +56,6 @@ def write(paths: Sequence[Path], text: str, content: Mapping[str, Any], charts: 
 
 def draw(charts: Sequence[Bars], path: Path) -> None:
     """Draw the charts below one another, as a PNG. Raises: MtkitError if there are none, or for a failed write."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     if not charts:
@@ -73,8 +73,7 @@ def draw(charts: Sequence[Bars], path: Path) -> None:
         axes.set_xlabel(chart.unit)
         axes.set_title(chart.title, fontsize="medium", loc="left")
         axes.spines[["top", "right"]].set_visible(False)
-    with writing(path) as temporary:
-        FigureCanvasAgg(figure).print_png(str(temporary))
+    save_figure(figure, path)
 
 
 def about(device: torch.device, rates: Mapping[str, Rate]) -> dict[str, Any]:

@@ -182,7 +182,7 @@ def measure_training(
     if plan.updates < 1 or plan.warmup < COUNTED:
         raise MtkitError(f"updates are whole numbers from 1, and warm-up updates from {COUNTED}")
     trainers: list[Trainer] = [*own, *peers]
-    longest = min(min(each.model.longest_source, each.model.longest_target) for each in own)
+    longest = min(min(trainer.model.longest_source, trainer.model.longest_target) for trainer in own)
     loader = DataLoader(recipe, prepared, longest, world)
     rates = _rates(recipe, trainers, world.device)
     turns = [min(TURN, plan.updates - first) for first in range(0, plan.updates, TURN)]

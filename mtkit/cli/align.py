@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtkit.cli.options import Checkpoint, Device, Direction, RunFolder, RunName, Threads, Translation, use_threads
+from mtkit.cli.options import (
+    Checkpoint,
+    Device,
+    Direction,
+    RunFolder,
+    RunName,
+    Threads,
+    Translation,
+    output_path,
+    use_threads,
+)
 from mtkit.cli.progress import note
 
 if TYPE_CHECKING:
@@ -42,10 +52,8 @@ def align(
       mtkit align "The boy sleeps." --target "Der Junge schläft." --name rnn --output boy.png
     """
     from mtkit.evaluation.plots import draw_alignment
-    from mtkit.storage.files import check_outputs, inside
 
-    output = inside(Path(), "alignment.png") if output is None else output
-    check_outputs([output])
+    output = output_path(output, "alignment.png")
     use_threads(threads)
     alignment = attend(text, target, run, name, direction, checkpoint, device)
     typer.echo(_table(alignment))

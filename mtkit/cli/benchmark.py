@@ -134,7 +134,7 @@ def train(
         study = make_study(common, options=options)
         recipes = [study.recipe(entry) for entry in study.entries]
     joint = prepared.tokenizers.joint
-    recipes = [each.model_copy(update={"data": prepared.settings}).tied(joint=joint) for each in recipes]
+    recipes = [own.model_copy(update={"data": prepared.settings}).tied(joint=joint) for own in recipes]
     settings = recipes[0]
     with fixed_workspaces(settings.training.deterministic), World(device) as world:
         trainers = _trainers(recipes, prepared, world, precisions or [settings.training.precision])

@@ -248,8 +248,8 @@ def _print(folder: "Folder", columns: "list[str] | tuple[str, ...]") -> None:
 def _join(folder: "Folder", others: "Sequence[Folder | Path]") -> None:
     from mtkit.experiments.join import join
 
-    copied, kept = join(folder, others)
-    typer.echo(f"{copied} rows added to {folder.path}; {kept} were there already", err=True)
+    copied, known = join(folder, others)
+    typer.echo(f"{copied} rows added to {folder.path}; {known} were there already", err=True)
 
 
 def _reproduce(rows: Path | None, number: int | None, out: Path, device: str, threads: int | None) -> None:
@@ -263,7 +263,7 @@ def _reproduce(rows: Path | None, number: int | None, out: Path, device: str, th
 
     place = Folder(out.with_name(f"{out.name}-row-{number}"))
     with latest() as show:
-        found = reproduce(
+        result = reproduce(
             rows,
             number,
             place,
@@ -271,17 +271,17 @@ def _reproduce(rows: Path | None, number: int | None, out: Path, device: str, th
             threads=threads or torch.get_num_threads(),
             show=show,
         )
-    if isinstance(found, int):
+    if isinstance(result, int):
         typer.echo(STOPPED, err=True)
-        raise typer.Exit(128 + found)
-    for side, scores in found.before["scores"].items():
+        raise typer.Exit(128 + result)
+    for side, scores in result.before["scores"].items():
         for metric, score in scores.items():
-            again = found.after["scores"][side][metric]["value"]
+            again = result.after["scores"][side][metric]["value"]
             typer.echo(f"{side} {metric}: {score['value']:.4f}, computed again: {again:.4f}")
-    for line in found.circumstances:
+    for line in result.circumstances:
         typer.echo(f"note: {line}")
-    typer.echo("the row came back" if not found.differences else f"differs: {'; '.join(found.differences)}")
-    if found.differences:
+    typer.echo("the row came back" if not result.differences else f"differs: {'; '.join(result.differences)}")
+    if result.differences:
         raise typer.Exit(1)
 
 
@@ -298,7 +298,7 @@ def _searched(texts: list[str]) -> dict[str, Any]:
     from mtkit.experiments.entries import split
 
     settings: dict[str, Any] = {}
-    for text in (word for given in texts for word in given.split()):
+    for text in (word for words in texts for word in words.split()):
         key, equals, values = text.partition("=")
         low, dots, high = values.partition("..")
         if not equals or not key or not values:

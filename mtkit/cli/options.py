@@ -1,11 +1,14 @@
 """Options that several commands share, and functions that parse or apply their values."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mtkit.errors import MtkitError, cut, shown
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 MOST = 10**9
 """Maximum of a benchmark's counts."""
@@ -41,6 +44,32 @@ Arithmetic = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")]
+
+
+SegmentScores = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=FILE",
+        help="Scores of another metric, a number per line; repeatable, one per run or file in order.",
+    ),
+]
+
+
+def output_path(path: Path | None, default: str) -> Path:
+    """Return the output file of a command. Raises: MtkitError as `check_outputs`."""
+    from mtkit.storage.files import check_outputs, inside
+
+    output = inside(Path(), default) if path is None else path
+    check_outputs([output])
+    return output
+
+
+def echo_schema(settings: "type[BaseModel]") -> None:
+    """Print the JSON schema of settings."""
+    from mtkit.storage.files import json_text
+
+    standard = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    typer.echo(json_text(standard | settings.model_json_schema(), indent=2, ensure_ascii=False))
 
 
 def use_threads(threads: int | None) -> None:

@@ -16,6 +16,7 @@ from mtkit.cli.options import (
     Threads,
     Translation,
     nonempty,
+    output_path,
     use_threads,
 )
 from mtkit.cli.progress import note, steps
@@ -69,10 +70,8 @@ def attention(
     """
     check_matplotlib()
     from mtkit.evaluation.plots import draw_attention
-    from mtkit.storage.files import check_outputs, inside
 
-    output = inside(Path(), "attention.png") if output is None else output
-    check_outputs([output])
+    output = output_path(output, "attention.png")
     use_threads(threads)
     has_fonts = draw_attention(attend(source, target, run, name, direction, checkpoint, device), output)
     typer.echo(f"{output}" + ("" if has_fonts else NO_FONT))
@@ -113,31 +112,29 @@ def output(
     from mtkit.decoding.translator import Translator
     from mtkit.evaluation.plots import draw_steps
     from mtkit.runs import find_run
-    from mtkit.storage.files import check_outputs, inside, json_text
+    from mtkit.storage.files import json_text
 
-    file = inside(Path(), "output.png") if file is None else file
-    if not as_json:
-        check_outputs([file])
+    picture = None if as_json else output_path(file, "output.png")
     use_threads(threads)
     chosen = find_run(run, name)
     translator = Translator([chosen], chosen.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
-    found = translator.output_steps(source, target, top=top, direction=direction)
-    if as_json:
-        typer.echo(json_text([asdict(step) for step in found], indent=2, ensure_ascii=False))
+    predicted = translator.output_steps(source, target, top=top, direction=direction)
+    if picture is None:
+        typer.echo(json_text([asdict(step) for step in predicted], indent=2, ensure_ascii=False))
         return
-    if len(found) > SHOWN:
-        note(f"only the first {SHOWN} of {len(found):,} target pieces are shown")
-    typer.echo(_steps_table(found[:SHOWN]))
-    has_fonts = draw_steps(found[:SHOWN], file)
-    typer.echo(f"\n{file}" + ("" if has_fonts else NO_FONT))
+    if len(predicted) > SHOWN:
+        note(f"only the first {SHOWN} of {len(predicted):,} target pieces are shown")
+    typer.echo(_steps_table(predicted[:SHOWN]))
+    has_fonts = draw_steps(predicted[:SHOWN], picture)
+    typer.echo(f"\n{picture}" + ("" if has_fonts else NO_FONT))
 
 
-def _steps_table(found: "Sequence[Step]") -> str:
+def _steps_table(predicted: "Sequence[Step]") -> str:
     """Return a line for each step."""
     from mtkit.terminal import aligned
 
     rows = [("piece", "probability", "rank", "entropy", "likeliest pieces")]
-    for step in found:
+    for step in predicted:
         likeliest = "  ".join(f"{name} {value:.2f}" for name, value in step.top)
         rows.append((step.piece, f"{step.probability:.3f}", str(step.rank), f"{step.entropy:.2f}", likeliest))
     return aligned(rows, left=(0, 4))
@@ -183,11 +180,9 @@ def learned(
     from mtkit.evaluation.heads import examine, validation_side
     from mtkit.evaluation.heads_report import draw_heads, heads_table
     from mtkit.runs import find_run
-    from mtkit.storage.files import check_outputs, inside, json_text
+    from mtkit.storage.files import json_text
 
-    output = inside(Path(), "learned.png") if output is None else output
-    if not as_json:
-        check_outputs([output])
+    picture = None if as_json else output_path(output, "learned.png")
     use_threads(threads)
     chosen = find_run(run, name)
     folder = chosen.checkpoint(checkpoint)
@@ -196,13 +191,13 @@ def learned(
     with steps("heads", "pass") as on_progress:
         heads = examine(model, side, segments=segments, seed=seed, costs=costs, on_progress=on_progress)
     about = {"run": str(chosen.folder), "checkpoint": folder.name, "seed": seed}
-    if as_json:
+    if picture is None:
         typer.echo(json_text({**about, **heads.as_object()}, indent=2, ensure_ascii=False))
         return
     typer.echo(heads_table(heads))
     sample = "" if heads.loss is None else f", {heads.segments:,} validation segments, loss {heads.loss:.3f}"
-    draw_heads(heads, f"{chosen.folder.name}, {folder.name}{sample}", output)
-    typer.echo(f"\n{output}")
+    draw_heads(heads, f"{chosen.folder.name}, {folder.name}{sample}", picture)
+    typer.echo(f"\n{picture}")
 
 
 @plot.command()
@@ -242,10 +237,8 @@ def positions(
     from mtkit.model.build import build_model
     from mtkit.recipe import load_recipe
     from mtkit.runs import find_run
-    from mtkit.storage.files import check_outputs, inside
 
-    output = inside(Path(), "positions.png") if output is None else output
-    check_outputs([output])
+    output = output_path(output, "positions.png")
     if preset is None and recipe is None:
         model = find_run(run, name).load_model(checkpoint)
     elif run is not None or name is not None:

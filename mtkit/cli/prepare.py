@@ -157,8 +157,8 @@ def _task(name: str | None, options: list[str] | None) -> dict[str, Any]:
 
     settings = parse_options(options, "--task-option", "longest=40")
     common = {key: value for key, value in settings.items() if key in TaskSettings.model_fields}
-    own = {key: value for key, value in settings.items() if key not in common}
-    return nonempty(**{"name": name, **common}, options=own)
+    others = {key: value for key, value in settings.items() if key not in common}
+    return nonempty(**{"name": name, **common}, options=others)
 
 
 def _corpus(files: _Files) -> list[dict[str, Path]] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtkit.cli.options import Device, Threads, nonempty, use_threads
+from mtkit.cli.options import Device, Threads, echo_schema, nonempty, use_threads
 from mtkit.cli.progress import through
 
 if TYPE_CHECKING:
@@ -68,10 +68,8 @@ def schema() -> None:
                                                    # yaml-language-server: $schema=recipe-schema.json
     """
     from mtkit.recipe import Recipe
-    from mtkit.storage.files import json_text
 
-    standard = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    typer.echo(json_text(standard | Recipe.model_json_schema(), indent=2, ensure_ascii=False))
+    echo_schema(Recipe)
 
 
 @recipes.command()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mtkit.cli.options import Threads, use_threads
+from mtkit.cli.options import SegmentScores, Threads, output_path, use_threads
 from mtkit.cli.progress import through
 
 
@@ -25,13 +25,7 @@ def report(
         list[str] | None,
         typer.Option(metavar="NAME", help="Side to score; repeatable.  [default: those translated latest]"),
     ] = None,
-    segment_scores: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=FILE",
-            help="Scores of another metric, a number per line; repeatable, one per run in their order.",
-        ),
-    ] = None,
+    segment_scores: SegmentScores = None,
     threads: Threads = None,
 ) -> None:
     """Write one page about runs that have translated.
@@ -48,10 +42,9 @@ def report(
     from mtkit.evaluation.segment_scores import named_files
     from mtkit.reporting.page import report_page
     from mtkit.runs import find_run, named_run
-    from mtkit.storage.files import check_outputs, inside, write_text
+    from mtkit.storage.files import write_text
 
-    output = inside(Path(), "report.html") if output is None else output
-    check_outputs([output])
+    output = output_path(output, "report.html")
     use_threads(threads)
     runs = [*map(named_run, run or ()), *(find_run(name=chosen) for chosen in name or ())] or [find_run()]
     write_text(output, report_page(runs, side or (), through, named_files(segment_scores or [])))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtkit.cli.options import Checkpoint, Device, Direction, Threads, use_threads
+from mtkit.cli.options import Checkpoint, Device, Direction, SegmentScores, Threads, use_threads
 from mtkit.cli.progress import counted, note, through
 from mtkit.errors import MtkitError
 
@@ -70,13 +70,7 @@ def score(
             help="Metric: BLEU, chrF, TER, exact, token, comet or comet:MODEL; repeatable.  [default: the recipe's]",
         ),
     ] = None,
-    segment_scores: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=FILE",
-            help="Scores of another metric, a number per line; repeatable, one per system in their order.",
-        ),
-    ] = None,
+    segment_scores: SegmentScores = None,
     paired_test: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Paired test: bootstrap or randomisation.  [default: both]"),

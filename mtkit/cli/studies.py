@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from mtkit.cli.options import echo_schema
+
 studies = typer.Typer(invoke_without_command=True)
 
 
@@ -54,7 +56,5 @@ def schema() -> None:
                                                   # yaml-language-server: $schema=study-schema.json
     """
     from mtkit.experiments.study import StudySettings
-    from mtkit.storage.files import json_text
 
-    standard = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    typer.echo(json_text(standard | StudySettings.model_json_schema(), indent=2, ensure_ascii=False))
+    echo_schema(StudySettings)

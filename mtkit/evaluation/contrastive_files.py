@@ -136,10 +136,10 @@ def _items(number: int, row: Any, where: str, context: Sequence[tuple[str, str]]
         return
     if "wrong" not in row:
         raise DataError(f"{where}: {_lack(row, 'wrong')}")
-    given = row["wrong"] if isinstance(row["wrong"], list) else [row["wrong"]]
-    if not given:
+    translations = row["wrong"] if isinstance(row["wrong"], list) else [row["wrong"]]
+    if not translations:
         raise DataError(f"{where}: wrong is an empty list; give a wrong translation, or a list of several")
-    wrong = tuple(_checked(text, "wrong", where) for text in given)
+    wrong = tuple(_checked(text, "wrong", where) for text in translations)
     right = _text(row, "source", where), _text(row, "right", where)
     yield Item(number, *right, wrong, _context(row, where), _labels(row.get("labels"), where))
 

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.base import Score as SacrebleuScore
 
 from mtkit.errors import DataError, MtkitError
+from mtkit.evaluation.plots import save_figure
 from mtkit.evaluation.scores import RESAMPLES, CountedMetric, Score, metric_names, with_intervals
 from mtkit.evaluation.statistics import LengthRow, Statistics, gather, in_buckets
 from mtkit.evaluation.systems import SystemTexts
 from mtkit.evaluation.word_links import link_pairs, terms_of
-from mtkit.storage.files import writing
 from mtkit.terminal import ProgressBar, silent
 
 METRICS = ("BLEU", "chrF")
@@ -89,11 +89,11 @@ def document_rows(texts: SystemTexts, path: Path) -> Rows:
         )
     blanks = np.cumsum([not line.strip() for line in lines]).tolist()
     ids = blanks if texts.documents is None else texts.documents
-    ways = texts.directions or [""] * len(lines)
+    directions = texts.directions or [""] * len(lines)
     if not any(map(str.strip, lines)):
         raise DataError(f"{path} has only blank lines; give text")
-    kept = (row for row in range(len(lines)) if texts.documents is not None or lines[row].strip())
-    return [list(rows) for _, rows in groupby(kept, key=lambda row: (ids[row], ways[row]))]
+    in_documents = (row for row in range(len(lines)) if texts.documents is not None or lines[row].strip())
+    return [list(rows) for _, rows in groupby(in_documents, key=lambda row: (ids[row], directions[row]))]
 
 
 def joined(texts: SystemTexts, documents: Rows) -> SystemTexts:
@@ -126,9 +126,10 @@ def document_scores(
     reference, pairs, terms = None, list[int](), list[list[Statistics]]([] for _ in lines.hypotheses)
     if lines.sources is not None:
         texts = [lines.references[0], *lines.hypotheses]
-        of_reference, *of_systems = found = consistency(lines.sources, texts, documents, progress)
+        of_reference, *of_systems = statistics = consistency(lines.sources, texts, documents, progress)
         if of_reference.rows.any():
-            terms, pairs = [[each] for each in of_systems], [int(each.rows[:, 1].sum()) for each in found]
+            terms = [[of_system] for of_system in of_systems]
+            pairs = [int(of_texts.rows[:, 1].sum()) for of_texts in statistics]
             ((reference,),), _ = with_intervals([[of_reference]], RESAMPLES if len(documents) > 1 else 0)
     positions = by_position(lines, documents, metrics, kinds, progress)
     return terms, DocumentScores(sum(map(len, documents)), positions, reference, pairs)
@@ -158,14 +159,15 @@ def consistency(
         links = link_pairs(words, spoken, progress)
         rows = []
         for document in documents:
-            found: defaultdict[str, list[str]] = defaultdict(list)
+            translations_of: defaultdict[str, list[str]] = defaultdict(list)
             for row in document:
                 for source, target in links[row]:
                     word = words[row][source]
                     if word not in frequent and any(map(str.isalpha, word)):
-                        found[word].append(spoken[row][target])
-            same = sum(_pairs(count) for each in found.values() for count in Counter(each).values())
-            rows.append((same, sum(_pairs(len(each)) for each in found.values())))
+                        translations_of[word].append(spoken[row][target])
+            lists = translations_of.values()
+            same = sum(_pairs(count) for words_of in lists for count in Counter(words_of).values())
+            rows.append((same, sum(_pairs(len(words_of)) for words_of in lists)))
         kinds = np.zeros(len(rows), dtype=np.intp)
         statistics.append(Statistics(CONSISTENCY, [Consistency()], np.array(rows, dtype=np.float64), kinds))
     return statistics
@@ -198,13 +200,13 @@ def by_position(
         for least, most, members in in_buckets(places):
             if least == 0:
                 continue  # lines between documents
-            scores = {each.name: float(each.result(members).score) for each in lines}
-            bleu = next((each.result(members) for each in lines if each.name == "BLEU"), None)
-            whole = [_of_documents(lines[0].of(members), numbers[members])]
+            scores = {of_metric.name: float(of_metric.result(members).score) for of_metric in lines}
+            bleu = next((of_metric.result(members) for of_metric in lines if of_metric.name == "BLEU"), None)
+            by_document = _of_documents(lines[0].of(members), numbers[members])
             ratio = bleu.sys_len / bleu.ref_len if bleu and bleu.ref_len else None
-            ((first,),), _ = with_intervals([whole], RESAMPLES if len(whole[0].rows) > 1 else 0)
+            ((first,),), _ = with_intervals([[by_document]], RESAMPLES if len(by_document.rows) > 1 else 0)
             about = least, most, int(members.sum()), scores, ratio
-            table.append(PositionRow(*about, len(whole[0].rows), first.low, first.high))
+            table.append(PositionRow(*about, len(by_document.rows), first.low, first.high))
         tables.append(table)
     return tables
 
@@ -224,7 +226,6 @@ def draw_by_position(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequenc
 
     Raises: MtkitError if the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.6 * len(tables)), layout="constrained")
@@ -247,5 +248,4 @@ def draw_by_position(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequenc
         axes.legend(frameon=False)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    with writing(path) as temporary:
-        FigureCanvasAgg(figure).print_png(str(temporary))
+    save_figure(figure, path)

@@ -57,8 +57,8 @@ def read_links(path: Path, lines: int | None = None, *, one_based: bool = False)
     """
     texts = [line.strip() for line in Lines(path)]
     first = next(filter(None, texts), "")
-    read = _read_naacl if _NAACL.fullmatch(first) else _read_pharaoh
-    links = read(path, texts, lines, 1 if one_based else 0)
+    is_naacl = _NAACL.fullmatch(first)
+    links = _read_naacl(path, texts, lines) if is_naacl else _read_pharaoh(path, texts, 1 if one_based else 0)
     if lines is not None and len(links) != lines:
         raise DataError(f"{path} has links of {len(links):,} lines, and there are {lines:,} lines of text")
     if not links:
@@ -66,8 +66,7 @@ def read_links(path: Path, lines: int | None = None, *, one_based: bool = False)
     return links
 
 
-def _read_pharaoh(path: Path, texts: Sequence[str], lines: int | None, first: int) -> list[GoldLinks]:
-    del lines
+def _read_pharaoh(path: Path, texts: Sequence[str], first: int) -> list[GoldLinks]:
     links = []
     for number, text in enumerate(texts, start=1):
         sure, possible = set[Link](), set[Link]()
@@ -85,8 +84,7 @@ def _read_pharaoh(path: Path, texts: Sequence[str], lines: int | None, first: in
     return links
 
 
-def _read_naacl(path: Path, texts: Sequence[str], lines: int | None, first: int) -> list[GoldLinks]:
-    del first  # words are always numbered from 1
+def _read_naacl(path: Path, texts: Sequence[str], lines: int | None) -> list[GoldLinks]:
     by_line: dict[int, tuple[set[Link], set[Link]]] = {}
     for number, text in enumerate(texts, start=1):
         match = _NAACL.fullmatch(text)
@@ -139,17 +137,18 @@ def link_words(
 def _word_map(side: str, texts: Sequence[str], counts: Sequence[int], say: Callable[[str], object]) -> list[list[int]]:
     """Return for each line the gold number of each of mtkit's words; `counts` are the words that gold links need."""
     spaced = [[match.start() for match in _SPACED_WORD.finditer(text)] for text in texts]
-    own = [word_starts(text) for text in texts]
+    starts_of_words = [word_starts(text) for text in texts]
     if all(map(int.__le__, counts, map(len, spaced))):
-        return [[bisect_right(starts, start) - 1 for start in words] for starts, words in zip(spaced, own, strict=True)]
-    for number, (count, words) in enumerate(zip(counts, own, strict=True), start=1):
+        pairs = zip(spaced, starts_of_words, strict=True)
+        return [[bisect_right(starts, start) - 1 for start in words] for starts, words in pairs]
+    for number, (count, words) in enumerate(zip(counts, starts_of_words, strict=True), start=1):
         if count > len(words):
             raise DataError(
                 f"{side} line {number:,} has {len(words):,} words, and its gold links have a word {count:,} (from 1); "
                 "give the tokenised text that was annotated, and --one-based if its words are numbered from 1"
             )
     say(f"each character of the {side} is a word, as its gold links count more words than there are between spaces")
-    return [list(range(len(words))) for words in own]
+    return [list(range(len(words))) for words in starts_of_words]
 
 
 class LinkMetric(CountedMetric):
@@ -164,12 +163,12 @@ class LinkMetric(CountedMetric):
 
     def _compute_score_from_stats(self, stats: Any) -> Any:
         hits, links, sure_hits, sure = (float(value) for value in stats)
-        part, whole = {
+        share, total = {
             "AER": (links + sure - sure_hits - hits, links + sure),
             "precision": (hits, links),
             "recall": (sure_hits, sure),
         }[self.name]
-        return SacrebleuScore(self.name, 100 * part / whole if whole else 0.0)
+        return SacrebleuScore(self.name, 100 * share / total if total else 0.0)
 
 
 def compare_links(

@@ -1,4 +1,4 @@
-"""What the heads of a trained network do: learned numbers, entropy and distance of weights, and the loss each prevents.
+"""Measures of the heads of a trained network: learned numbers, entropy and distance of weights, the loss each prevents.
 
 Heads are switched off one at a time, as by Michel, Levy and Neubig, "Are Sixteen Heads Really Better than One?",
 NeurIPS 2019, arXiv 1905.10650, section 3.2: a head's output is zero before `out_proj`, and nothing is trained again.
@@ -35,7 +35,7 @@ BATCH_TOKENS = 2048
 
 @dataclass
 class LayerHeads:
-    """What the heads of one attention do; each tensor is on the CPU, in float64, with a number for each head."""
+    """The heads of one attention; each tensor is on the CPU, in float64, with a number for each head."""
 
     role: str
     layer: int
@@ -59,7 +59,7 @@ class LayerHeads:
 
 @dataclass(frozen=True)
 class Heads:
-    """What all heads of a network do, over a sample of a side."""
+    """All heads of a network, measured on a sample of a side."""
 
     layers: list[LayerHeads]
     """By role, then by layer from below."""

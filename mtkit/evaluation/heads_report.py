@@ -12,7 +12,7 @@ from torch import Tensor
 from mtkit.attention.contract import ROLES
 from mtkit.errors import MtkitError
 from mtkit.evaluation.heads import Heads, LayerHeads
-from mtkit.storage.files import writing
+from mtkit.evaluation.plots import LARGEST, save_figure
 from mtkit.terminal import aligned
 
 CELL_WIDTH, CELL_HEIGHT = 0.42, 0.28
@@ -21,8 +21,6 @@ ROW_HEIGHT = 0.11
 """Height of a head's row in a panel of several numbers per head, in inches."""
 PANEL_WIDTH = 3.2
 """Least width of a panel, in inches."""
-LARGEST = 300.0
-"""Maximum width and height in inches: matplotlib draws 100 pixels per inch, at most 65,536."""
 FEW = 4
 """Numbers per head up to which the table lists them all."""
 
@@ -63,7 +61,7 @@ def _cell(value: Tensor | None, head: int, layer: LayerHeads, name: str) -> str:
         error = f" ± {float(layer.cost_error[head]):.4f}" if name == "cost" and layer.cost_error is not None else ""
         return f"{float(number):.4f}{error}" if name == "cost" else f"{float(number):.3g}"
     if len(number) <= FEW:
-        return " ".join(f"{one:.2g}" for one in number.tolist())
+        return " ".join(f"{value:.2g}" for value in number.tolist())
     return f"{float(number.min()):.2g} to {float(number.max()):.2g}"
 
 
@@ -126,7 +124,6 @@ def draw_heads(heads: Heads, title: str, path: Path) -> None:
 
     Raises: MtkitError if there is nothing to draw, the picture is too large, or the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     panels = _panels(heads)
@@ -158,8 +155,7 @@ def draw_heads(heads: Heads, title: str, path: Path) -> None:
         bar = figure.colorbar(images[-1], ax=list(row), fraction=0.02, pad=0.01, aspect=12)
         bar.ax.tick_params(labelsize=6)
         bar.outline.set_visible(False)
-    with writing(path) as temporary:
-        FigureCanvasAgg(figure).print_png(str(temporary))
+    save_figure(figure, path)
 
 
 def _colours(panel: _Panels) -> dict[str, Any]:

@@ -30,7 +30,6 @@ def draw_curves(rows: Rows, path: Path) -> None:
 
     Raises: MtkitError if the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # without pyplot: no window system, and no state shared with the caller's figures
@@ -43,8 +42,7 @@ def draw_curves(rows: Rows, path: Path) -> None:
         axes.set_xlabel("update")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    with writing(path) as temporary:
-        FigureCanvasAgg(figure).print_png(str(temporary))
+    save_figure(figure, path)
 
 
 def _losses(axes: Any, rows: Rows) -> None:
@@ -149,7 +147,7 @@ def draw_alignment(
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     _draw_map(axes, source, target, weights, 10, font_families([*source, *target]))
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def draw_attention(aligned: "Alignment", path: Path) -> bool:
@@ -192,7 +190,7 @@ def draw_attention(aligned: "Alignment", path: Path) -> bool:
                 axes.set_xlabel(f"{role}, layer {layer}, head {head + 1}", fontsize=8)
             else:
                 axes.axis("off")
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def draw_steps(steps: "Sequence[Step]", path: Path) -> bool:
@@ -233,7 +231,7 @@ def draw_steps(steps: "Sequence[Step]", path: Path) -> bool:
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _draw_map(
@@ -266,7 +264,7 @@ def font_families(pieces: Sequence[str]) -> list[str]:
     missing -= _letters(font_manager.findfont(OWN_FONT), missing)
     if missing:
         _add_new_fonts()
-    for font in sorted(font_manager.fontManager.ttflist, key=lambda each: each.name):
+    for font in sorted(font_manager.fontManager.ttflist, key=lambda font: font.name):
         if not missing:
             break
         if font.name in families or any(part in font.name for part in BOXES) or not _letters(font.fname, missing):
@@ -301,7 +299,11 @@ def _letters(path: str, letters: Iterable[str]) -> set[str]:
     return {letter for letter in letters if font.get_char_index(ord(letter))}
 
 
-def _save(figure: Any, path: Path) -> bool:
+def save_figure(figure: Any, path: Path) -> bool:
+    """Write a figure as a PNG. Return False if no installed font has some letter.
+
+    Raises: MtkitError if the file cannot be written.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with warnings.catch_warnings(record=True) as caught, writing(path) as temporary:

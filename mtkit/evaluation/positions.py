@@ -11,16 +11,14 @@ from torch import Tensor
 from mtkit.attention.positions import Alibi, Rotary, Shaw
 from mtkit.attention.slots import Positions
 from mtkit.errors import MtkitError
+from mtkit.evaluation.plots import LARGEST, save_figure
 from mtkit.model.embedding import Learned, Sinusoidal
 from mtkit.model.network import Network
-from mtkit.storage.files import writing
 
 LINES = (0.1, 0.2, 0.3, 0.5)
 """Dimensions drawn as lines by default, as shares of the width: waves of sinusoidal positions from short to long."""
 ALL_LINES = 16
 """Columns up to which all are drawn as lines if they are heads."""
-LARGEST = 300.0
-"""Maximum height in inches: matplotlib draws 100 pixels per inch, at most 65,536."""
 HEIGHT = 3.2
 """Height of one encoding in inches."""
 
@@ -30,7 +28,7 @@ class Encoding:
     """One position encoding."""
 
     name: str
-    """What it is, and where the model has it."""
+    """Its kind, and its place in the model."""
     table: Tensor
     """(positions or distances, columns), float32 on the CPU."""
     first: int
@@ -50,23 +48,23 @@ def encodings_of(network: Network, count: int) -> list[Encoding]:
 
     Raises: MtkitError if the model has none.
     """
-    found: list[tuple[str, str, Encoding]] = []  # what it is, and where
+    encodings: list[tuple[str, str, Encoding]] = []  # kind, and place in the model
     for side, embedding in (("source", network.source_embedding), ("target", network.target_embedding)):
         module = embedding.positions
         if module is not None:
             kind = {Learned: "learned positions", Sinusoidal: "sinusoidal positions"}.get(type(module), "positions")
             table = module.table[:count]
-            found.append((kind, side, Encoding(kind, table.detach().float().cpu(), 0, "position", "dimension")))
+            encodings.append((kind, side, Encoding(kind, table.detach().float().cpu(), 0, "position", "dimension")))
     layers: dict[str, int] = {}
     for _, attention in network.attentions():
         role = attention.site.role
         layers[role] = layers.get(role, 0) + 1
         slot = getattr(attention, "positions", None)
         if isinstance(slot, Positions):
-            found += [(kind.name, f"{role} layer {layers[role]}", kind) for kind in _relative(slot, count)]
-    if not found:
+            encodings += [(kind.name, f"{role} layer {layers[role]}", kind) for kind in _relative(slot, count)]
+    if not encodings:
         raise MtkitError("this model has no position encodings (model.positions: none, and no positions= in attention)")
-    return _joined(found)
+    return _joined(encodings)
 
 
 def _relative(slot: Positions, count: int) -> list[Encoding]:
@@ -91,10 +89,10 @@ def _relative(slot: Positions, count: int) -> list[Encoding]:
     return []
 
 
-def _joined(found: Sequence[tuple[str, str, Encoding]]) -> list[Encoding]:
+def _joined(encodings: Sequence[tuple[str, str, Encoding]]) -> list[Encoding]:
     """Return each different table once, with the places of all that are equal."""
     groups: list[tuple[str, list[str], Encoding]] = []
-    for kind, place, encoding in found:
+    for kind, place, encoding in encodings:
         same = (
             group
             for group in groups
@@ -133,7 +131,6 @@ def draw_positions(encodings: Sequence[Encoding], path: Path, dimensions: Sequen
     Raises: MtkitError for a dimension that an encoding does not have, for a picture that is too large, and if the file
     cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     for encoding in encodings:
@@ -150,8 +147,7 @@ def draw_positions(encodings: Sequence[Encoding], path: Path, dimensions: Sequen
         _draw_lines(lines, encoding, dimensions)
         image = _draw_heat(heat, encoding)
         figure.colorbar(image, ax=heat, fraction=0.04, pad=0.02).outline.set_visible(False)
-    with writing(path) as temporary:
-        FigureCanvasAgg(figure).print_png(str(temporary))
+    save_figure(figure, path)
 
 
 def _draw_lines(axes: Any, encoding: Encoding, dimensions: Sequence[int]) -> None:

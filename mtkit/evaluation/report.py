@@ -101,10 +101,10 @@ def score_side(
     ]
     added = added_scores(files, texts, segment_scores or {}, comet)
     systems = [[*system, *more] for system, more in zip(systems, added, strict=True)]
-    found = None
+    of_documents = None
     if documents:
-        systems = [[replace(each, name=f"d-{each.name}") for each in system] for system in systems]
-        terms, found = document_scores(lines, rows_of_documents, chosen, kinds_of_lines, progress)
+        systems = [[replace(metric, name=f"d-{metric.name}") for metric in system] for system in systems]
+        terms, of_documents = document_scores(lines, rows_of_documents, chosen, kinds_of_lines, progress)
         systems = [[*system, *more] for system, more in zip(systems, terms, strict=True)]
     rows = []
     if lengths and texts.sources is not None:
@@ -118,7 +118,7 @@ def score_side(
     notes = [missing_tokenizer(languages, tokenize) if has_bleu else None, *_notes_on_files(files, lines)]
     if comet and len(texts.references) > 1:
         notes.append(f"COMET uses one reference: {files[0].references[0]}")
-    if found is not None and found.reference is None:
+    if of_documents is not None and of_documents.reference is None:
         why = "no term occurs twice in a document" if lines.sources else "the source is unknown; give it with --source"
         notes.append(f"no consistency of terms: {why}")
     if has_bleu and (place := _without_words(texts.references, languages, kinds, tokenize)) is not None:
@@ -138,7 +138,7 @@ def score_side(
         _by_direction(texts.directions, systems, tests, progress),
         rows,
         [note for note in notes if note],
-        found,
+        of_documents,
     )
 
 

@@ -113,7 +113,7 @@ class _MatchSignature(Signature):  # type: ignore[misc]
 
 
 class CountedMetric(Metric):  # type: ignore[misc]
-    """A sacrebleu metric of statistics that are counted elsewhere, and summed over segments or documents."""
+    """A sacrebleu metric of sums over segments or documents; they are counted elsewhere, or by a subclass."""
 
     _SIGNATURE_TYPE = Signature
 
@@ -130,8 +130,8 @@ class CountedMetric(Metric):  # type: ignore[misc]
         raise NotImplementedError
 
 
-class ExactMatch(Metric):  # type: ignore[misc]
-    """Percentage of segments that equal one of their references, ignoring spaces at the ends of lines."""
+class _MatchMetric(CountedMetric):
+    """A metric that compares texts without spaces at the ends of lines, and ignores case if `lowercase`."""
 
     _SIGNATURE_TYPE = _MatchSignature
 
@@ -141,6 +141,10 @@ class ExactMatch(Metric):  # type: ignore[misc]
 
     def _preprocess_segment(self, sent: str) -> str:
         return (sent.lower() if self.lowercase else sent).rstrip()
+
+
+class ExactMatch(_MatchMetric):
+    """Percentage of segments that equal one of their references, ignoring spaces at the ends of lines."""
 
     def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
         return {"references": set(refs)}
@@ -151,26 +155,14 @@ class ExactMatch(Metric):  # type: ignore[misc]
     def _compute_score_from_stats(self, stats: Any) -> Any:
         return SacrebleuScore("exact", 100 * stats[0] / stats[1])
 
-    def _aggregate_and_compute(self, stats: Any) -> Any:
-        return self._compute_score_from_stats(np.sum(stats, axis=0))
 
-
-class TokenMatch(Metric):  # type: ignore[misc]
+class TokenMatch(_MatchMetric):
     """Percentage of positions with the right word: the i-th word of the hypothesis equals the i-th of the reference.
 
     A segment has as many positions as the longer of hypothesis and reference has words, so that missing and superfluous
     words are wrong. The corpus's score is the sum of the right words divided by the sum of the positions; 100 without
     any word. Of several references, the one with the largest share counts. `mtkit.text.words` splits words.
     """
-
-    _SIGNATURE_TYPE = _MatchSignature
-
-    def __init__(self, *, lowercase: bool = False) -> None:
-        super().__init__()
-        self.lowercase = lowercase
-
-    def _preprocess_segment(self, sent: str) -> str:
-        return (sent.lower() if self.lowercase else sent).rstrip()
 
     def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
         return {"references": [words(reference) for reference in refs]}
@@ -186,9 +178,6 @@ class TokenMatch(Metric):  # type: ignore[misc]
 
     def _compute_score_from_stats(self, stats: Any) -> Any:
         return SacrebleuScore("token", 100 * stats[0] / stats[1] if stats[1] else 100.0)
-
-    def _aggregate_and_compute(self, stats: Any) -> Any:
-        return self._compute_score_from_stats(np.sum(stats, axis=0))
 
 
 RESAMPLES = 1000
@@ -346,7 +335,7 @@ def score_of(statistics: Statistics, resampled: Sequence[Any] = ()) -> Score:
         matches, segments = statistics.rows.sum(axis=0).tolist()
         low, high = wilson(matches, segments)
     elif resampled:
-        low, high = percentiles([float(each.score) for each in resampled])
+        low, high = percentiles([float(score.score) for score in resampled])
     return Score(statistics.name, float(result.score), statistics.signature(), low, high)
 
 

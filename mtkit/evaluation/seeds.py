@@ -129,7 +129,7 @@ def score_seeds(
 def summarise(entries: Sequence[SeedScores]) -> list[Summary]:
     """Return each entry's mean and interval over seeds and segments.
 
-    With one seed, the interval is that of `with_intervals` over segments. Exact match has Wilson's interval in both
+    With one seed, the interval is computed over segments (`with_intervals`). Exact match has Wilson's interval in both
     cases; with several seeds, for the number of independent segments that would have the same standard error. Intervals
     are cut at 0, and at 100 except for TER.
 
@@ -211,7 +211,7 @@ class _Error:
     def p_value(self, difference: float) -> float:
         """Return the two-sided p-value of a difference.
 
-        Without any variance, all segments differ by the same amount, and p is that of the sign test.
+        Without any variance, all segments differ by the same amount, and p is the sign test's.
         """
         if abs(difference) < TIE:
             return 1.0
@@ -245,7 +245,7 @@ def _summary(entry: SeedScores) -> Summary:
 def _exact_interval(mean: float, error: _Error, seeds: int) -> tuple[float, float]:
     """Return Wilson's interval for as many independent segments as have the standard error, at most all seeds'.
 
-    If all segments match, or none, the variance is 0, and the interval is that of one seed.
+    If all segments match, or none, the variance is 0, and the interval is one seed's.
     """
     if not error.variance:
         return wilson(mean * error.count / 100, error.count)

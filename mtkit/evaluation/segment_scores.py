@@ -187,6 +187,6 @@ def _read_output(path: Path, command: str, counts: Sequence[int]) -> list[Number
         scores = [np.array([segment[COMET] for segment in segments], dtype=np.float64) for segments in systems]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MtkitError(f"the JSON file of {command} has no scores of segments; mtkit supports COMET 2") from error
-    if list(map(len, scores)) != list(counts) or not all(np.isfinite(each).all() for each in scores):
+    if list(map(len, scores)) != list(counts) or not all(np.isfinite(of_system).all() for of_system in scores):
         raise MtkitError(f"{command} did not write a number for each segment; mtkit supports COMET 2")
     return scores

@@ -1,6 +1,6 @@
-"""Links between the words of lines and of given translations, learned from these pairs alone: no model, no resources.
+"""Links between the words of lines and of given translations, learned from these pairs only: no model, no resources.
 
-The model is that of fast_align: Dyer, Chahuneau and Smith, "A Simple, Fast, and Effective Reparameterization of IBM
+The model is fast_align's: Dyer, Chahuneau and Smith, "A Simple, Fast, and Effective Reparameterization of IBM
 Model 2", NAACL 2013. Target word j of n translates source word i of m with the prior probability
 (1 - p0) / Z * exp(-tension * |i / m - j / n|), or no word with p0; t(y | x) is learned by expectation and maximisation.
 Departures: the tension is fixed, t has no Dirichlet prior, and a word has at most one link. Source word x at i and

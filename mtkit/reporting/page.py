@@ -112,7 +112,7 @@ def report_page(
     documents = [
         score_side(name, translated, metrics=document_metrics(None, settings.metrics), documents=True, **how)
         for name, translated in files.items()
-        if any(each.documents for each in translated)
+        if any(texts.documents for texts in translated)
     ]
     sample = sample_source(first[0])
     return (
