@@ -229,9 +229,9 @@ def compare(
     """Train and compare entries as `mtkit compare` does; return a flat record per entry and task, the best first.
 
     `pandas.DataFrame(mtkit.compare(...))` is the table. `entries` are texts such as "band[window_radius=16]@encoder",
-    in a list or with commas between them, or settings over the recipe. `settings` are those of a study: seeds, tasks,
+    in a list or with commas between them, or settings over the recipe. `settings` belong to a study: seeds, tasks,
     search, match, sides, columns; `study` is a study with such settings, a YAML file or a name from `mtkit studies`.
-    The folder `out` has the rows of all trials; the same call resumes. `threads` are those of each of `jobs` processes.
+    The folder `out` has the rows of all trials; the same call resumes. Each of `jobs` processes has `threads` threads.
     `ray` is the address of a Ray cluster that runs the trials, or "auto". `say` receives a line for each trial that has
     ended.
 
@@ -240,19 +240,19 @@ def compare(
     """
     import torch
 
-    given: dict[str, Any] = {}
+    study_settings: dict[str, Any] = {}
     origin = None
     if isinstance(study, Mapping):
-        given = dict(study)
+        study_settings = dict(study)
     elif study is not None:
-        given, origin = read_study(Path(study))
+        study_settings, origin = read_study(Path(study))
     if isinstance(recipe, Mapping):
         settings["settings"] = merged(recipe, settings.get("settings", {}))
     elif recipe is not None:
         settings["recipe"] = str(recipe)
     if entries:
         settings["entries"] = split(entries) if isinstance(entries, str) else list(entries)
-    chosen, folder = make_study(merged(given, settings), origin=origin), Folder(Path(out))
+    chosen, folder = make_study(merged(study_settings, settings), origin=origin), Folder(Path(out))
     if ray is not None and jobs > 1:
         raise MtkitError("jobs is for this machine; with ray, as many trials run as the cluster has room for")
     place = device if ray is not None else str(find_device(device))

@@ -166,7 +166,7 @@ def in_words(count: float) -> str:
 
 
 def held_bytes(state: Any, *, without: Iterable[Tensor] = ()) -> int:
-    """Return the bytes of all tensors in nested containers; shared storages count once, those of `without` do not."""
+    """Return the bytes of all tensors in nested containers; shared storages count once, those in `without` not."""
     tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
     storages = {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
     known = {tensor.untyped_storage()._cdata for tensor in without}

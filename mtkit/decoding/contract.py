@@ -22,9 +22,9 @@ class Term:
     """A term that a translation must contain."""
 
     forms: tuple[tuple[int, ...], ...]
-    """Its spellings as pieces, any of which may be used."""
+    """Its spellings as pieces; a translation may use any of them."""
     count: int = 1
-    """How often it must occur."""
+    """Number of times that it must occur."""
 
     @property
     def size(self) -> int:

@@ -28,7 +28,7 @@ from mtkit.text.tokenizer import UNK, Tokenizer
 from mtkit.text.words import is_unspaced, words
 
 Spellings = tuple[str, ...]
-"""The spellings of a target term, any of which may be used."""
+"""The spellings of a target term; a translation may use any of them."""
 
 
 class Glossary:
@@ -104,7 +104,7 @@ class Glossary:
         return tuple(dict.fromkeys(form for spelling in spellings for form in self._forms(spelling)))
 
     def _forms(self, spelling: str) -> list[tuple[int, ...]]:
-        """The pieces of a term after a space and directly after other text, without those that lose a character."""
+        """The pieces of a term after a space and directly after other text, without forms that lose a character."""
         forms = [tuple(self._tokenizer.encode(spelling)), tuple(self._within_text.encode(spelling))]
         return [form for form in forms if UNK not in form and tokens(self._tokenizer.decode(form)) == tokens(spelling)]
 

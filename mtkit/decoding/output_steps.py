@@ -23,7 +23,7 @@ class Step:
     rank: int
     """1 if no piece is likelier."""
     entropy: float
-    """Of the distribution over all pieces, in nats."""
+    """Entropy of the distribution over all pieces, in nats."""
     top: tuple[tuple[str, float], ...]
     """The likeliest pieces with their probabilities, falling."""
 

@@ -59,10 +59,10 @@ class InitialEmbeddings:
 
     def describe(self) -> str:
         """Describe the share of pieces with a vector, for people."""
-        side, found = {"both": "source and target"}.get(self.side, self.side), self.words + self.parts
+        side, filled = {"both": "source and target"}.get(self.side, self.side), self.words + self.parts
         return (
-            f"{side} embeddings: {found:,} of {self.pieces:,} pieces ({found / self.pieces:.1%}) begin with vectors of "
-            f"{self.file}: {self.words:,} as words, scaled by {self.scale:.3g}, and {self.parts:,} as parts of words"
+            f"{side} embeddings: {filled:,} of {self.pieces:,} pieces ({filled / self.pieces:.1%}) begin with vectors "
+            f"of {self.file}: {self.words:,} as words, scaled by {self.scale:.3g}, and {self.parts:,} as parts of words"
         )
 
 
@@ -82,7 +82,7 @@ class _Table:
         self.text_pieces = [piece for piece in range(pieces) if has_text[piece]]
         self.words = {piece: word for piece in self.text_pieces if (word := _word(self.tokenizer.piece(piece)))}
         self.wanted = {form for word in self.words.values() for form in _forms(word)}
-        self.kept: dict[str, Tensor] = {}
+        self.vectors: dict[str, Tensor] = {}
         """The vectors (W,) of wanted words."""
         self.sums = torch.zeros(self.weight.shape, dtype=torch.float64)
         """(V, W) sums of the vectors of words that contain a piece."""
@@ -97,28 +97,28 @@ class _Table:
     def fill(self, path: Path, vectors: int) -> InitialEmbeddings:
         """Set the rows of the pieces that have a vector. Raises: DataError if there are none."""
         width = self.weight.shape[1]
-        found = {
-            piece: self.kept[form]
+        words = {
+            piece: self.vectors[form]
             for piece, word in self.words.items()
-            if (form := next((form for form in _forms(word) if form in self.kept), None))
+            if (form := next((form for form in _forms(word) if form in self.vectors), None))
         }
         lengths = self.sums.norm(dim=1)
-        parts = [piece for piece in self.text_pieces if piece not in found and lengths[piece] > 0]
-        if not found and not parts:
+        parts = [piece for piece in self.text_pieces if piece not in words and lengths[piece] > 0]
+        if not words and not parts:
             raise DataError(
                 f"{path} has no vector for any of the {len(self.text_pieces):,} pieces of {self.sides}; give word "
                 "vectors of the language"
             )
         scale = 1.0
         with torch.no_grad():
-            if found:
-                rows = torch.stack(list(found.values())).double()
+            if words:
+                rows = torch.stack(list(words.values())).double()
                 scale = float((width * rows.square().mean()).rsqrt())
-                self.weight[list(found)] = (rows * scale).to(self.weight)
+                self.weight[list(words)] = (rows * scale).to(self.weight)
             if parts:
                 self.weight[parts] = (self.sums[parts] / lengths[parts, None]).to(self.weight)
         return InitialEmbeddings(
-            self.side, path.name, vectors, len(self.text_pieces), words=len(found), parts=len(parts), scale=scale
+            self.side, path.name, vectors, len(self.text_pieces), words=len(words), parts=len(parts), scale=scale
         )
 
 
@@ -182,7 +182,7 @@ def _tables(model: Network, settings: ModelSettings, tokenizers: Tokenizers) -> 
 def _read(file: WordVectors, tables: Sequence[_Table]) -> list[str]:
     """Read a file into its tables; return a note about duplicates."""
     wanted = set[str]().union(*(table.wanted for table in tables))
-    kept: dict[str, Tensor] = {}
+    of_words: dict[str, Tensor] = {}
     duplicates: list[int] = []
     batch: list[WordLine] = []
     vectors: list[Tensor] = []
@@ -200,10 +200,10 @@ def _read(file: WordVectors, tables: Sequence[_Table]) -> list[str]:
         vector = torch.from_numpy(file.parse(entry))
         if not vector.any():  # no word has this direction
             continue
-        if is_wanted and entry.word in kept:
+        if is_wanted and entry.word in of_words:
             duplicates.append(entry.line)
         elif is_wanted:
-            kept[entry.word] = vector
+            of_words[entry.word] = vector
         if frequent:
             batch.append(entry)
             vectors.append(vector)
@@ -211,7 +211,7 @@ def _read(file: WordVectors, tables: Sequence[_Table]) -> list[str]:
             add_batch()
     add_batch()
     for table in tables:
-        table.kept = kept
+        table.vectors = of_words
     if not duplicates:
         return []
     first = f"{len(duplicates):,} lines repeat a word, the first is line {duplicates[0]:,}"

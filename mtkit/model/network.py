@@ -272,8 +272,8 @@ class Network(nn.Module):
         self.load_state_dict(fitting, strict=False)
         for name, attention in self.attentions():
             start = len(name) + 1
-            own = {key[start:]: value for key, value in weights.items() if key.startswith(f"{name}.")}
-            attention.adopt(as_full(own))
+            of_attention = {key[start:]: value for key, value in weights.items() if key.startswith(f"{name}.")}
+            attention.adopt(as_full(of_attention))
         return sorted(set(outside) - set(fitting))
 
 

@@ -352,24 +352,24 @@ def _groups(annotation: Any) -> Iterator[Any]:
         yield from _groups(argument)
 
 
-def with_inherited(own: Mapping[str, Any], begun: Path | None = None) -> dict[str, Any]:
+def with_inherited(nested: Mapping[str, Any], begun: Path | None = None) -> dict[str, Any]:
     """Add the settings that nested settings inherit from the run in `training.init_from`.
 
     A run that resumes in the folder `begun` reads them from its own recipe.yaml and does not need the other run.
     The model is inherited unless a preset is set, because otherwise the weights would not fit. The attention is
     inherited if no mechanism is set. If there is no such run, the settings do not change.
     """
-    settings, training = dict(own), own.get("training")
+    settings, training = dict(nested), nested.get("training")
     run_name = training.get("init_from") if isinstance(training, Mapping) else None
     path = (begun or run_folder_of(Path(str(run_name)))) / "recipe.yaml"
     if run_name is None or not path.is_file():
         return settings  # the caller raises when it opens the run
-    model, attention = own.get("model") or {}, own.get("attention") or {}
+    model, attention = nested.get("model") or {}, nested.get("attention") or {}
     options: Any = attention.get("options", {}) if isinstance(attention, Mapping) else None
     if not all(isinstance(section, Mapping) for section in (model, attention, options)):
         return settings  # make_recipe raises
     inherited = read_settings(path)
-    if "preset" not in own:
+    if "preset" not in nested:
         # the run's weights replace its initial embeddings
         settings["model"] = {**inherited.get("model", {}), "embeddings": None, **model}
     if all(attention.get(role) is None for role in ROLES):

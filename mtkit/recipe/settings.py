@@ -81,8 +81,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "training": _LONG_TRAINING | {"peak_rate": 4.9e-4, "max_updates": 300_000},
     },
 }
-"""Base and big are the models of "Attention Is All You Need" (Vaswani et al., 2017), table 3; their learning rates are
-those of its equation 3."""
+"""Base and big are the models of "Attention Is All You Need" (Vaswani et al., 2017), table 3; their learning rates
+follow its equation 3."""
 
 
 MOST_HYPOTHESES = 1_000

@@ -153,8 +153,8 @@ class WordVectors:
                 return None
             word, numbers = b" ".join(fields[: -self.width]), b" ".join(fields[-self.width :])
             if len(fields) <= self.width or any(map(_is_number, fields[1 : -self.width])):
-                found = sum(map(_is_number, fields[1:]))
-                raise self._error(number, f"{found:,} numbers after the word, but the vectors have {self.width:,}")
+                count = sum(map(_is_number, fields[1:]))
+                raise self._error(number, f"{count:,} numbers after the word, but the vectors have {self.width:,}")
         try:
             text = word.decode()
         except UnicodeDecodeError:

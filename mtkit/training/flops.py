@@ -29,7 +29,7 @@ aten = torch.ops.aten
 def _convolution_backward(
     gradient: list[int], x: list[int], weight: list[int], *rest: Any, out_shape: Any = None
 ) -> int:
-    """As many as forward for each gradient that is computed; torch's own formula ignores groups."""
+    """Count the forward operations for each gradient that is computed; torch's own formula ignores groups."""
     *_, transposed, _, _, wanted = rest
     return conv_flop_count(x, weight, gradient, transposed) * sum(wanted[:2])
 

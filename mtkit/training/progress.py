@@ -251,7 +251,7 @@ class Limits:
         return None if left == math.inf else max(left, 0.0)
 
     def _measured(self, progress: Progress) -> dict[str, float]:
-        """What is done of the limits whose number of updates is not known, in their units."""
+        """Return the progress towards limits whose number of updates is not known, in their units."""
         flops = progress.tokens * self._flops_per_token
         return {"max_tokens": progress.tokens, "max_flops": flops, "max_minutes": progress.seconds / 60}
 

@@ -22,7 +22,7 @@ END = "]"
 
 def dyck(random_: random.Random, options: Mapping[str, Any], length: int) -> tuple[Words, Words]:
     """A prefix of a word of the bounded Dyck language with `kinds` of brackets (Yao et al., 2021); the target has the
-    brackets that close it, of which there is one sequence. At least one bracket is open."""
+    only sequence of brackets that closes it. At least one bracket is open."""
     kinds, depth = BRACKETS[: options["kinds"]], options["depth"]
     while True:
         source, stack = list[str](), list[str]()

@@ -49,17 +49,17 @@ class BuiltinTask:
 
     name: str
     summary: str
-    """What it asks, in one line."""
+    """Its question, in one line."""
     generate: Generator
     lengths: tuple[int, int]
     """Default minimum and maximum length in training."""
     unit: str
-    """What a length counts, as "symbols"."""
+    """Unit of lengths, as "symbols"."""
     probes: str
     """The ability that it needs, in a few words."""
     options: Mapping[str, Option] = field(default_factory=dict)
     paper: str = ""
-    """Where it comes from."""
+    """Its source."""
     check: Callable[[Mapping[str, Any], int], str | None] = lambda options, longest: None
     """Returns what is wrong with options for segments up to a length, or None."""
     minimum: int = 1
