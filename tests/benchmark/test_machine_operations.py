@@ -10,9 +10,6 @@ from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import make_recipe
-from tests.training.conftest import prepared, prepared_folder
-
-__all__ = ["prepared", "prepared_folder"]
 
 D, F, V = 16, 32, 400
 ATTENTION, FEED_FORWARD = 4 * D * D, 2 * D * F

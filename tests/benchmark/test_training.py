@@ -23,9 +23,7 @@ from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe
 from mtkit.training.data_loader import UpdateBatches
 from mtkit.training.world import World
-from tests.training.conftest import prepared, prepared_folder, tiny
-
-__all__ = ["prepared", "prepared_folder"]
+from tests.training.conftest import tiny
 
 PLAN = Plan(updates=TURN + 2, warmup=3)
 

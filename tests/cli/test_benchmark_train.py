@@ -11,9 +11,7 @@ from typer.testing import CliRunner
 from mtkit.benchmark import machine
 from mtkit.cli.app import app
 from mtkit.errors import MtkitError
-from tests.training.conftest import TINY, prepared_folder
-
-__all__ = ["prepared_folder"]
+from tests.training.conftest import TINY
 
 SHORT = ["--updates", "2", "--warmup", "3", "--threads", "1"]
 

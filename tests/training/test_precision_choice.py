@@ -22,9 +22,7 @@ from mtkit.training.precision_choice import LIMIT, measure_precisions
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.processes import together
-from tests.training.conftest import prepared, prepared_folder, tiny
-
-__all__ = ["prepared", "prepared_folder"]
+from tests.training.conftest import tiny
 
 CPU = torch.device("cpu")
 NAMES = ("float32", "bfloat16")

@@ -5,9 +5,7 @@ from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
 from mtkit.training.data_loader import DataLoader
 from mtkit.training.world import World
-from tests.training.conftest import prepared, prepared_folder, tiny
-
-__all__ = ["prepared", "prepared_folder"]
+from tests.training.conftest import tiny
 
 pytestmark = pytest.mark.peer
 pytest.importorskip("transformers")
