@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from mtkit.attention.registry import mechanisms
 from mtkit.experiments.pages.findings import LENGTH, LEVEL, MARGIN, Measured, long_costs, speeds
-from mtkit.experiments.pages.questions import CHEAP, SAVING, Question, letters, score, states
+from mtkit.experiments.pages.questions import FAST, SAVING, Question, letters, score, states
 from mtkit.memory import in_words
 from mtkit.terminal import markdown
 
@@ -46,15 +46,15 @@ def _answers(shown: Sequence[Question]) -> list[tuple[str, ...]]:
     for question in shown:
         full = question.measured["full"].score.mean
         rows.append((f"{question.use}; `full` has {full:.1f}", *_best(question.measured.values())))
-    first, state, long = shown[0], states(shown[0]), long_costs()
+    first, state = shown[0], states(shown[0])
     small = [first.measured[name] for name, size in state.items() if size <= SAVING * state["full"]]
     rows.append(
         (f"little memory: at most {SAVING:.0%} of the decoding state of `full` (`{first.head}`)", *_best(small))
     )
-    sound = [name for name in first.measured if name in long and not _worse(name, shown)]
-    cheapest = sorted(sound, key=long.__getitem__)[:MOST]
-    costs = ", ".join(f"`{name}` {letters(name)} {long[name]:.2f}" for name in cheapest)
-    rows.append((f"the fewest FLOPs at {LENGTH:,} tokens without a - in any test; `full` has 1", "", costs or "none"))
+    times = {name: of[LENGTH] for name, of in speeds().items() if LENGTH in of}
+    sound = sorted((name for name in times if not _worse(name, shown)), key=lambda name: -times[name])[:MOST]
+    fastest = ", ".join(f"`{name}` {letters(name)} {_speed(times[name])}" for name in sound) or "none"
+    rows.append((f"a fast layer at {LENGTH:,} tokens, without a - in any test: times faster than `full`", "", fastest))
     return rows
 
 
@@ -100,12 +100,13 @@ def _advice(shown: Sequence[Question], longer: Question) -> list[str]:
         "([why](slow-learners.md))."
     )
     if longer.complete:
-        able = [each for each in longer.measured.values() if each.name in worse and each.score.mean >= LEARNED]
-        unable = [each for each in by_score(longer.measured.values()) if each.name in worse and each not in able]
+        tried = [each for each in by_score(longer.measured.values()) if each.name in worse]
+        able = [each for each in tried if each.score.mean >= LEARNED]
+        unable = [each for each in tried if each not in able]
         rest = ", ".join(f"`{each.name}` {each.score.mean:.1f}" for each in unable)
         lines.append(
-            f"- **Slow or unable?** After {updates(longer)} updates instead of {updates(first)}, {len(able)} of "
-            f"these {len(worse)} reach {LEARNED:g}, so they are only slow to learn; {rest or 'none'} do not."
+            f"- **Slow or unable?** Of the {len(tried)} lowest, {len(able)} reach {LEARNED:g} after {updates(longer)} "
+            f"updates instead of {updates(first)}, so they are only slow to learn; {rest or 'none'} do not."
         )
     return lines
 
@@ -154,16 +155,21 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
         "- Tests and intervals are of seeds, with one variance for all mechanisms "
         "([how](compare-statistics.md#many-entries-with-few-seeds))."
     )
-    return [*lines, "- [claims.md](claims.md) compares the claim of each paper with these results."]
+    return [
+        *lines,
+        "- [claims.md](claims.md) compares the claim of each paper with these results; [cost.md](cost.md) "
+        "has speed and memory with equal work at 4,096 and 16,384 tokens, in the decoder too.",
+    ]
 
 
 def _columns() -> str:
     return (
         f"Cost: growth with the length T. FLOPs: those of a layer at {LENGTH:,} tokens, counted, with default options, "
         "relative to `full`. Speed: how many times faster than `full` the layer is, forward and backward, in processor "
-        "time of one thread. State: memory that decoding keeps per hypothesis after 100 tokens of the probes. `mtkit "
-        f"attentions` says that a mechanism without a - is good at long texts with at most {CHEAP:g} of these FLOPs, "
-        f"and at a small state with at most {SAVING:.0%} of the state of `full`."
+        "time of one thread, in the encoder, or in the decoder for mechanisms without that role. State: memory that "
+        "decoding keeps per hypothesis after 100 tokens of the probes. `mtkit attentions` says that mechanisms without "
+        f"a - are good at long texts if their speed at {LENGTH:,} tokens is at least {FAST:g}, and at small state with "
+        f"at most {SAVING:.0%} of the state of `full`."
     )
 
 

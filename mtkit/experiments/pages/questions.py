@@ -9,13 +9,13 @@ from typing import Any
 
 from mtkit.attention.contract import ROLES
 from mtkit.attention.registry import mechanisms
-from mtkit.experiments.pages.findings import LENGTH, Measured, load, long_costs, mean_cost, measure
+from mtkit.experiments.pages.findings import LENGTH, Measured, load, mean_cost, measure, speeds
 from mtkit.memory import in_words
 
 SAVING = 0.6
 """Largest share of the state of `full` that counts as little memory."""
-CHEAP = 0.25
-"""Largest cost of a layer of LENGTH tokens, relative to `full`, that counts as cheap."""
+FAST = 1.5
+"""Smallest speed of a layer of LENGTH tokens, relative to `full`, that counts as fast."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ def states(question: Question) -> dict[str, float]:
 def good_at(shown: Sequence[Question]) -> dict[str, list[str]]:
     """Return what each mechanism is good at: complete questions in which it is better than `full` or as good.
 
-    A small state and a low cost count for mechanisms that are worse than `full` in no question.
+    A small state and a fast layer count for mechanisms that are worse than `full` in no question.
     """
-    state, long = states(shown[0]), long_costs()
+    state, times = states(shown[0]), speeds()
     good: dict[str, list[str]] = {}
     for name in shown[0].measured:
         marks = {question.good: question.measured[name].mark for question in shown if name in question.measured}
@@ -135,14 +135,14 @@ def good_at(shown: Sequence[Question]) -> dict[str, list[str]]:
         if "-" not in marks.values() and name != "full":
             if state.get(name, state["full"]) <= SAVING * state["full"]:
                 good[name].append("small state")
-            if long.get(name, 1.0) <= CHEAP:
+            if times.get(name, {}).get(LENGTH, 1.0) >= FAST:
                 good[name].append("long texts")
     return good
 
 
 def scores_object(shown: Sequence[Question]) -> dict[str, dict[str, str]]:
     """Return what `mtkit attentions` shows by mechanism: `good_at`, and `row`, the scores and costs of its row."""
-    state, long, good = states(shown[0]), long_costs(), good_at(shown)
+    state, times, good = states(shown[0]), speeds(), good_at(shown)
     rows = {}
     for name in shown[0].measured:
         facts = []
@@ -150,7 +150,8 @@ def scores_object(shown: Sequence[Question]) -> dict[str, dict[str, str]]:
             full = question.measured["full"]
             compared = "" if name == "full" else f" (full {full.score.mean:.1f})"
             facts.append(f"{question.head} {score(question.measured.get(name))}{compared}")
-        facts += [f"{long[name]:.2f} of full's FLOPs at {LENGTH:,} tokens"] if name in long and name != "full" else []
+        fast = {} if name == "full" else times.get(name, {})
+        facts += [f"at {length:,} tokens {ratio:.2g} times as fast" for length, ratio in sorted(fast.items())]
         facts += [f"state {in_words(round(state[name]))}"] if name in state else []
         rows[name] = {"good_at": ", ".join(good[name]), "row": ", ".join(facts)}
     return rows

@@ -12,7 +12,7 @@ from typing import Any
 from mtkit.attention.registry import mechanisms
 from mtkit.experiments.pages.choose import choose_page
 from mtkit.experiments.pages.claims import claims_page
-from mtkit.experiments.pages.findings import LENGTH, long_costs
+from mtkit.experiments.pages.findings import LENGTH, speeds
 from mtkit.experiments.pages.questions import LONGER, Question, answer, scores_object
 from mtkit.experiments.pages.slow import slow_page
 from mtkit.experiments.pictures.canvas import save, styled
@@ -35,13 +35,13 @@ def picture(answers: Sequence[Question]) -> Any:
     values = [
         tuple(map(fmean, zip(*(measured[name].values for measured in groups), strict=False))) for name in groups[0]
     ]
-    long = long_costs()
+    times = {name: 1 / of[LENGTH] for name, of in speeds().items() if LENGTH in of}
     points = [
-        Point(name, mechanisms()[name].family, of, pooled.low, pooled.high, {"length": long.get(name)})
+        Point(name, mechanisms()[name].family, of, pooled.low, pooled.high, {"length": times.get(name)})
         for name, of, pooled in zip(groups[0], values, pool(values), strict=True)
     ]
     tasks = " and ".join(str(question.task) for question in answers if question.measured in groups)
-    title = f"FLOPs of a layer at {LENGTH:,} tokens, relative to full"
+    title = f"time of a layer at {LENGTH:,} tokens, relative to full"
     with styled([*groups[0], title]):
         return draw_cost(points, "length", "token", tasks, Cost(f"cost at {LENGTH:,} tokens", title))
 
