@@ -115,7 +115,7 @@ def describe(name: str) -> str:
             else {"path": f"{mechanism.longest_path}, in layers between any two tokens"}
         ),
         **({"good at": scores["good_at"]} if scores.get("good_at") else {}),
-        **({"measured": f"{scores['row']} (docs/choose.md)"} if scores else {}),
+        **({"measured": f"{scores['row']} (speed 1 is full's; docs/choose.md)"} if scores else {}),
         "weights": "yes" if mechanism.weights else "no",
         "slots": _slots(mechanism),
         **({} if mechanism.kinds else {"mixes": _mixes(mechanism)}),

@@ -27,7 +27,9 @@ def test_scores_are_shown_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(catalogue, "measured", lambda: known)
     (line,) = (line for line in table().split("\n") if line.startswith("band "))
     assert "sorting" in line
-    assert "  good at  sorting\n  measured sort 91.0 + (full 88.0) (docs/choose.md)\n" in describe("band")
+    assert "  good at  sorting\n  measured sort 91.0 + (full 88.0) (speed 1 is full's; docs/choose.md)\n" in describe(
+        "band"
+    )
     assert "good at  " not in describe("linear")
     assert "measured x 1" in describe("linear")
     assert "measured " not in describe("full").split("options (")[0]

@@ -10,7 +10,7 @@ from mtkit.terminal import markdown
 
 MOST = 5
 """Maximum names in a list."""
-LEARNED = 95.0
+LEARNED = 90.0
 """Score from which a mechanism counts as able to do the task."""
 MADE = "Made by `python -m mtkit.experiments.pages.write` from [the results of the studies](../studies/README.md)."
 LEGEND = (

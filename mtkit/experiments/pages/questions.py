@@ -151,9 +151,10 @@ def scores_object(shown: Sequence[Question]) -> dict[str, dict[str, str]]:
             compared = "" if name == "full" else f" (full {full.score.mean:.1f})"
             facts.append(f"{question.head} {score(question.measured.get(name))}{compared}")
         fast = {} if name == "full" else times.get(name, {})
-        facts += [f"at {length:,} tokens {ratio:.2g} times as fast" for length, ratio in sorted(fast.items())]
+        speed = ", ".join(f"{ratio:.2g} at {length:,}" for length, ratio in sorted(fast.items()))
+        facts += [f"speed {speed} tokens"] if speed else []
         facts += [f"state {in_words(round(state[name]))}"] if name in state else []
-        rows[name] = {"good_at": ", ".join(good[name]), "row": ", ".join(facts)}
+        rows[name] = {"good_at": ", ".join(good[name]), "row": "; ".join(facts)}
     return rows
 
 
