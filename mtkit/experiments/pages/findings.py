@@ -131,8 +131,8 @@ def _ratios(metric: str, repeats: int = 1) -> dict[str, dict[int, float]]:
     `mtkit benchmark attention` measured it in the encoder, or in the decoder for mechanisms without that role.
     """
     ratios: dict[str, dict[int, float]] = {}
-    for role in ("decoder", "encoder"):
-        run = read_object(RESULTS / f"attention-{role}.json")
+    paths = [path for role in ("decoder", "encoder") for path in sorted(RESULTS.glob(f"attention-{role}*.json"))]
+    for run in map(read_object, paths):
         measurements = run["measurements"] if run and run["setting"]["repeats"] >= repeats else ()
         for case in measurements:
             if (case["work"], case["form"]) == ("forward-backward", "sub-layer"):
