@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -64,3 +65,27 @@ def count(compute: Callable[[], Any]) -> tuple[Count, int]:
 def exponent(at: float, at_twice: float) -> float:
     """p where a cost grows as T^p between a length and its double."""
     return math.log2(at_twice / at) if at else 0.0
+
+
+def saved_tensors(compute: Callable[[], Any]) -> list[Tensor]:
+    """The tensors of `compute()` that autograd keeps for the backward pass."""
+    saved: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor:
+        saved.append(x)
+        return x
+
+    with saved_tensors_hooks(note, lambda x: x):
+        compute()
+    return saved
+
+
+@torch.no_grad()
+def step_costs(attention: Any, steps: int, width: int) -> list[int]:
+    """Values that each of the first steps of one hypothesis reads or writes."""
+    touched, (state, _) = [], attention.start(1)
+    for _ in range(steps):
+        with Count() as counted:
+            _, state = attention.step(torch.randn(1, 1, width), state)
+        touched.append(counted.touched)
+    return touched

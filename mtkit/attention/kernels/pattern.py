@@ -55,7 +55,6 @@ class Union(Pattern):
 
     @property
     def members(self) -> tuple[Pattern, ...]:
-        """The patterns that this one unites."""
         return self.parts
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:

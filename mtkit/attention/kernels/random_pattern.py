@@ -106,7 +106,6 @@ class RandomBlocks(Drawn):
 
     @property
     def size(self) -> int:
-        """The number of positions per block."""
         return self.block
 
     def picks(self, block: Tensor) -> Tensor:
@@ -144,7 +143,6 @@ class LastBlocks(Drawn):
 
     @property
     def size(self) -> int:
-        """The number of positions per block."""
         return self.block
 
     def picks(self, block: Tensor) -> Tensor:

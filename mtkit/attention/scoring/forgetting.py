@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.bases.normed_heads import NormedHeads
+from mtkit.attention.bases.query_blocks import NormedHeads
 from mtkit.attention.bases.score_attention import Pairs
 from mtkit.attention.contract import Attended, Inputs, Site, packing, token_means
 from mtkit.attention.kernels.dot_product import upcast

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.bases.layers import ChannelNorm
-from mtkit.attention.bases.normed_heads import NormedHeads
+from mtkit.attention.bases.query_blocks import NormedHeads
 from mtkit.attention.bases.score_attention import Pairs
 from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.kernels.dot_product import upcast

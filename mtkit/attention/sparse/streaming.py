@@ -73,7 +73,6 @@ class Streaming(PatternAttention):
         return torch.cat([k.masked_fill(~first, 0.0), k.masked_fill(first, 0.0)], -1), v
 
     def queries_keys_values(self, tokens: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """`queries` and `keys_values` of the same tokens."""
         if not self._renumbers:
             return super().queries_keys_values(tokens, position)
         return self.queries(tokens, position), *self.keys_values(tokens, position)

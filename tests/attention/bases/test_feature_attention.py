@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import Site, reorder
 from mtkit.attention.kernels.feature_sums import Gates, Keys, elu1
+from tests.contract.counting import saved_tensors
 
 
 class Own(FeatureAttention):
@@ -127,14 +127,7 @@ def test_checkpoints_change_no_gradient(role: str, scaled: bool, gated: bool, us
 
 def test_what_backward_keeps_grows_with_the_length_and_no_faster() -> None:
     def kept(length: int) -> int:
-        sizes: list[int] = []
-
-        def note(x: Tensor) -> Tensor:
-            sizes.append(x.numel())
-            return x
-
-        with saved_tensors_hooks(note, lambda x: x):
-            make("decoder", gated=True, scaled=True)(torch.randn(1, length, 16, dtype=torch.float64))
-        return sum(sizes)
+        attention, x = make("decoder", gated=True, scaled=True), torch.randn(1, length, 16, dtype=torch.float64)
+        return sum(saved.numel() for saved in saved_tensors(lambda: attention(x)))
 
     assert kept(512) < 4.1 * kept(128)

@@ -10,7 +10,7 @@ from torch import Tensor
 from mtkit.errors import MtkitError
 from tests.attention.content.sorting import order, scores_of, softmax_over, sorted_block
 from tests.attention.small import maker
-from tests.contract.counting import Count
+from tests.contract.counting import step_costs
 
 OPTIONS = [
     {},
@@ -131,14 +131,7 @@ def test_a_learned_order_has_a_maximum_length() -> None:
         sinkhorn(torch.randn(1, 21, 8))
 
 
-@torch.no_grad()
 def test_a_step_reads_two_blocks_but_where_one_begins() -> None:
-    attention, touched = make("decoder", sinkhorn_block=8), []
-    state, _ = attention.start(1)
-    for _ in range(190):
-        counted = Count()
-        with counted:
-            _, state = attention.step(torch.randn(1, 1, 8), state)
-        touched.append(counted.touched)
+    touched = step_costs(make("decoder", sinkhorn_block=8), 190, 8)
     early, late = (statistics.median(touched[start + 1 : start + 8]) for start in (24, 176))
     assert late == early

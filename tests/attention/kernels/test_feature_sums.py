@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from mtkit.attention import build
@@ -23,6 +22,7 @@ from mtkit.attention.kernels.feature_sums import (
     nowhere,
     sums_of,
 )
+from tests.contract.counting import saved_tensors
 
 EPS = 1e-6
 
@@ -204,14 +204,8 @@ def test_autocast_leaves_the_sums_in_float32(causal: bool) -> None:
 
 def test_what_backward_keeps_grows_with_the_length_and_no_faster() -> None:
     def kept(length: int) -> tuple[int, int]:
-        sizes: list[int] = []
-
-        def note(x: Tensor) -> Tensor:
-            sizes.append(x.numel())
-            return x
-
-        with saved_tensors_hooks(note, lambda x: x):
-            attend_causal(*features(length), Keys, eps=EPS, chunk=8)
+        saved = saved_tensors(lambda: attend_causal(*features(length), Keys, eps=EPS, chunk=8))
+        sizes = [x.numel() for x in saved]
         return sum(sizes), max(sizes)
 
     (short, _), (long, largest) = kept(256), kept(1024)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from mtkit.attention.kernels import recurrence
 from mtkit.attention.kernels.recurrence import Factors, Part, prefix_products, recur
+from tests.contract.counting import saved_tensors
 
 
 def step(
@@ -53,16 +54,10 @@ def test_what_needs_no_gradient_gets_none() -> None:
 
 
 def test_kept_are_the_inputs_and_a_state_for_each_part() -> None:
-    kept: list[torch.Size] = []
-
-    def keep(x: Tensor) -> Tensor:
-        kept.append(x.shape)
-        return x
-
     x, y, w = numbers(12)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        recur(step, [x, y], [torch.zeros(5, 1, 2).double()], constants=[w], chunk=4)
-    assert kept == [x.shape, y.shape, w.shape, *[(5, 1, 2)] * 3]
+    first = torch.zeros(5, 1, 2).double()
+    saved = saved_tensors(lambda: recur(step, [x, y], [first], constants=[w], chunk=4))
+    assert [each.shape for each in saved] == [x.shape, y.shape, w.shape, *[(5, 1, 2)] * 3]
 
 
 def test_one_part_is_computed_once() -> None:

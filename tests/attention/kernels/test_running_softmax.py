@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -19,6 +18,7 @@ from mtkit.attention.kernels.running_softmax import (
     read_prefixes,
     start_softmax,
 )
+from tests.contract.counting import saved_tensors
 
 
 def test_parts_join_in_one_softmax() -> None:
@@ -104,11 +104,9 @@ def test_dropout_is_the_same_in_both_passes() -> None:
 
 
 def test_what_is_kept_for_the_backward_pass_holds_no_means() -> None:
-    sizes: list[int] = []
     scores, values = torch.randn(2, 1, 40, 640, requires_grad=True), torch.randn(2, 1, 1, 640, 8)
-    with saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
-        read_prefixes(lambda means: means.sum(2), scores, values)
-    assert sum(sizes) < 640 * 40 * 8
+    saved = saved_tensors(lambda: read_prefixes(lambda means: means.sum(2), scores, values))
+    assert sum(x.numel() for x in saved) < 640 * 40 * 8
 
 
 def test_scores_of_any_size_stay_finite() -> None:

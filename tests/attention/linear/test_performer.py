@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from mtkit.attention.linear.performer import FEATURE_MAPS, draw_directions
 from mtkit.errors import MtkitError
 from tests.attention.small import ROLES, adopting, check_zero_keys, maker
+from tests.contract.counting import saved_tensors
 
 SOFTMAX = ["positive", "hyperbolic", "trig"]
 
@@ -130,15 +130,8 @@ def test_features_are_k_ln_k_unless_said() -> None:
 
 def test_what_backward_keeps_grows_with_the_length_and_no_faster() -> None:
     def kept(length: int) -> int:
-        sizes: list[int] = []
-
-        def note(x: Tensor) -> Tensor:
-            sizes.append(x.numel())
-            return x
-
-        with saved_tensors_hooks(note, lambda x: x):
-            make("decoder", chunk=16)(torch.randn(1, length, 32))
-        return sum(sizes)
+        performer, x = make("decoder", chunk=16), torch.randn(1, length, 32)
+        return sum(saved.numel() for saved in saved_tensors(lambda: performer(x)))
 
     assert kept(1024) < 4.1 * kept(256)
 

@@ -11,7 +11,7 @@ from mtkit.attention import build
 from mtkit.attention.contract import Site
 from mtkit.attention.sparse.axial import _LineAttention
 from tests.attention.small import maker
-from tests.contract.counting import Count
+from tests.contract.counting import step_costs
 
 FORMS = [
     ("encoder", {"axial_combine": "sequential"}),
@@ -115,16 +115,9 @@ def test_what_a_token_sees(combine: str) -> None:
 
 
 @pytest.mark.parametrize("causal", ["shift", "quadrant"])
-@torch.no_grad()
 def test_a_step_reads_one_row_and_no_prefix(causal: str) -> None:
     """A step at position 180 costs what one at 20 does, and with quadrant a column more; the ends of rows aside."""
-    attention, touched = make("decoder", axial_width=8, axial_causal=causal), []
-    state, _ = attention.start(1)
-    for _ in range(190):
-        counted = Count()
-        with counted:
-            _, state = attention.step(torch.randn(1, 1, 8), state)
-        touched.append(counted.touched)
+    touched = step_costs(make("decoder", axial_width=8, axial_causal=causal), 190, 8)
     steps = [cost for position, cost in enumerate(touched) if position % 8 < 7]  # 7 in a row
     early, late = (statistics.median(steps[some]) for some in (slice(14, 21), slice(154, 161)))  # some copy a cache
     rows = 160 // 8

@@ -1,12 +1,14 @@
 """Local attention in two dimensions: the catalogue's rectangles, their limits and what decoding keeps."""
 
+from functools import partial
+
 import pytest
 import torch
-from torch import Tensor
 
 from mtkit.attention import build
 from mtkit.errors import MtkitError
 from tests.attention.sparse.literal import agrees, is_full, is_own_value, kept, make, reached
+from tests.contract.counting import saved_tensors
 
 ROLES = ["encoder", "decoder"]
 SHAPES = [(5, [2, 3], [1, 1]), (6, [1, 2], [0, 1]), (4, [3, 4], [2, 0]), (7, [2, 5], [1, 3]), (1, [2, 2], [1, 1])]
@@ -56,17 +58,9 @@ def test_training_keeps_little_more_of_a_token_than_full_attention_does(role: st
     """At the default options, in bytes that the backward pass reads."""
     sizes = {}
     for name in ("full", "image-2d"):
-        kept: dict[int, int] = {}
-
-        def note(x: Tensor, kept: dict[int, int] = kept) -> Tensor:
-            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-            return x
-
         attention, x = build(name, role=role, d_model=32, heads=4), torch.randn(1, 1024, 32, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-            output = attention(x).output
-        sizes[name] = sum(kept.values())
-        output.sum().backward()
+        storages = [saved.untyped_storage() for saved in saved_tensors(partial(attention, x))]
+        sizes[name] = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     assert sizes["image-2d"] < 1.5 * sizes["full"]
 
 
