@@ -89,17 +89,21 @@ class Resegmentation:
         self._target = self._source if same else Sampler(tokenizers.target, kind, strength)
         self._longest, self._seed = longest, seed
 
-    def of(self, side: Side, rows: np.ndarray, copies: np.ndarray, *, epoch: int) -> Side:
+    def of(
+        self, side: Side, rows: np.ndarray, copies: np.ndarray, *, epoch: int, places: np.ndarray | None = None
+    ) -> Side:
         """Draw other pieces of these rows: a pure function of seed, epoch, row, copy and side.
 
-        `copies`, (rows,): how often each came before in this epoch; a row that comes twice is drawn twice.
+        `copies`, (rows,): how often each came before in this epoch; a row that comes twice is drawn twice. `places`,
+        (rows,): the indices of the rows in `side`, if it is not the training side.
         """
+        places = rows if places is None else places
         drawn = []
         for end, (sampler, tokens) in enumerate(((self._source, side.source), (self._target, side.target))):
             (base,) = np.random.SeedSequence((self._seed, epoch, 2, end)).generate_state(1, np.uint64)
             keys = mix(mix(base + rows.astype(np.uint64)) + copies.astype(np.uint64))
-            drawn.append(self._draw(sampler, tokens, rows, keys))
-        return side.with_tokens(rows, *drawn)
+            drawn.append(self._draw(sampler, tokens, places, keys))
+        return side.with_tokens(places, *drawn)
 
     def _draw(self, sampler: Sampler, tokens: Tokens, rows: np.ndarray, keys: np.ndarray) -> Tokens:
         rest = tokens.take(rows)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mtkit.data.augmentation import Augmentation
 from mtkit.data.batches import Batch, make_batch, prefetch
 from mtkit.data.epochs import EpochPart, EpochPlan, plan_epoch
 from mtkit.data.prepared import Prepared, Side
@@ -175,6 +176,17 @@ class DataLoader:
             if strength
             else None
         )
+        self._augmentation = (
+            Augmentation(
+                prepared.tokenizers,
+                capitals=recipe.training.capitals,
+                typos=recipe.training.typos,
+                longest=longest,
+                seed=recipe.seed,
+            )
+            if recipe.training.capitals or recipe.training.typos
+            else None
+        )
         self._last: _Epoch | None = None
         self.batches_per_epoch = self._epoch(0).plan.batches
         """Global batches of the first epoch; others may differ slightly."""
@@ -200,6 +212,11 @@ class DataLoader:
         for part, _ in layout.plan.parts():
             yield from part.planned(layout.side)
 
+    @property
+    def _samples(self) -> bool:
+        """Whether rows get other pieces in each epoch."""
+        return self._resegmentation is not None or self._augmentation is not None
+
     def _epoch(self, number: int) -> _Epoch:
         """The layout of an epoch; the last one is cached."""
         if self._last is None or self._last.number != number:
@@ -214,7 +231,7 @@ class DataLoader:
                 seed=self._seed,
                 epoch=number,
                 weights=self._weights,
-                pieces=None if self._resegmentation is None else max(SAMPLED_TOGETHER, 32 * self._batch_tokens),
+                pieces=max(SAMPLED_TOGETHER, 32 * self._batch_tokens) if self._samples else None,
             )
             self._last = _Epoch(number, side, plan)
         return self._last
@@ -294,11 +311,20 @@ class DataLoader:
         Every process samples all of them, because each batch depends on all lengths.
         """
         (part, skipped), side = begun, layout.side
-        if self._resegmentation is None:
+        if not self._samples:
             return [_GlobalBatch(rows, side, rows) for rows in part.planned(side)[skipped:]]
-        sampled = self._resegmentation.of(side, part.rows, part.copies, epoch=layout.number)
+        sampled = self._sampled(side, part, layout.number)
         batches = part.batches(sampled.source.lengths, sampled.target.lengths)
         return [_GlobalBatch(part.rows[places], sampled, places) for places in batches[skipped:]]
+
+    def _sampled(self, side: Side, part: EpochPart, epoch: int) -> Side:
+        """The rows of a part, with other text, then in other pieces."""
+        places = part.rows
+        if self._augmentation is not None:
+            side, places = self._augmentation.of(side, part.rows, part.copies, epoch=epoch), np.arange(len(part.rows))
+        if self._resegmentation is not None:
+            side = self._resegmentation.of(side, part.rows, part.copies, epoch=epoch, places=places)
+        return side
 
     def _make(self, global_batch: _GlobalBatch) -> tuple[Batch | None, int, np.ndarray]:
         """This process's part of a global batch, and the target tokens and rows of all of it."""

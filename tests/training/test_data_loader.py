@@ -175,3 +175,38 @@ def test_weights_that_leave_no_pair_are_said(prepared: Prepared) -> None:
     settings = prepared.settings.model_copy(update={"train": little})
     with pytest.raises(DataError, match=r"the weights of the corpora in .* leave an epoch without a pair"):
         loader(replace(prepared, settings=settings))
+
+
+@pytest.mark.parametrize("strength", [{}, {"subword_dropout": 0.3}])
+def test_other_text_is_the_same_after_a_resume_and_on_several_processes(
+    prepared: Prepared, strength: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtkit.training.data_loader.SAMPLED_TOGETHER", 700)
+    how = {"capitals": 0.3, "typos": 0.3, **strength}
+
+    def rows(source: DataLoader, epoch: int, batch: int, count: int) -> list[list[tuple[int, list[int], list[int]]]]:
+        return [
+            sorted(
+                (int(line), one[valid].tolist(), other.tolist())
+                for part in work.batches
+                for line, one, valid, other in zip(
+                    part.lines, part.source, part.source_valid, part.target_out, strict=True
+                )
+            )
+            for work in islice(source.updates(epoch, batch), count)
+        ]
+
+    def unpadded(updates: list[list[tuple[int, list[int], list[int]]]]) -> list[list[tuple[int, list[int]]]]:
+        return [[(line, one) for line, one, _ in update] for update in updates]
+
+    alone = loader(prepared, **how)
+    per_epoch = alone.updates_per_epoch
+    whole = rows(alone, 0, 0, per_epoch + 4)
+    place = list(islice(alone.updates(0, 0), per_epoch - 2))[-1]
+    assert rows(loader(prepared, **how), place.epoch, place.batch, 6) == whole[per_epoch - 2 : per_epoch + 4]
+    shares = [unpadded(rows(loader(prepared, rank=r, size=2, **how), 0, 0, 5)) for r in range(2)]
+    assert [sorted(one + other) for one, other in zip(*shares, strict=True)] == unpadded(whole)[:5]
+    plain = rows(loader(prepared, **strength), 0, 0, per_epoch)
+    assert sorted(line for work in plain for line, *_ in work) == sorted(
+        line for work in whole[:per_epoch] for line, *_ in work
+    )
