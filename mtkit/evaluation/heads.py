@@ -160,6 +160,20 @@ def examine(
         network.train(training)
 
 
+def entropies(network: Network, side: Side, segments: int) -> dict[str, float]:
+    """Return the mean entropy of each head's weights in nats, by names as `entropy_encoder_1_2`: role, layer and head.
+
+    The segments are the same ones in each call. Mechanisms without weights have no entropies. Raises: DataError as
+    `examine`.
+    """
+    return {
+        f"entropy_{layer.role}_{layer.layer}_{head}": float(entropy)
+        for layer in examine(network, side, segments=segments, costs=False).layers
+        if layer.entropy is not None
+        for head, entropy in enumerate(layer.entropy, start=1)
+    }
+
+
 def _examined(
     network: Network,
     side: Side,

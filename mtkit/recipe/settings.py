@@ -313,6 +313,9 @@ class TrainingSettings(Settings):
     """Updates per validation and checkpoint."""
     validate_segments: PositiveInt | None = None
     """Validation segments to translate for BLEU: the first of each corpus, in proportion to its size. Default: all."""
+    attention_entropy: NonNegativeInt = 0
+    """Validation segments on which each validation measures the entropy of attention weights, by layer and head, for
+    metrics.jsonl and TensorBoard. 0: none."""
     keep_last: PositiveInt = 3
     """Last checkpoints to keep."""
     keep_best: PositiveInt = 1

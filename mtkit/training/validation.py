@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,6 +21,7 @@ from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lines.source import TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError
+from mtkit.evaluation.heads import entropies
 from mtkit.evaluation.scores import Score, doubt, score_corpus
 from mtkit.memory import Halving, peak_bytes
 from mtkit.model.adaptation import merged_in_place
@@ -71,6 +72,8 @@ class Validation:
     """Score by `best_by`, if that is neither BLEU nor the loss."""
     shows_bleu: bool = True
     """Whether people see BLEU: it is among the recipe's metrics, or there is no other score."""
+    entropies: dict[str, float] = field(default_factory=dict)
+    """Entropies of attention weights (`mtkit.evaluation.heads.entropies`), if the recipe asks for them."""
 
     @property
     def perplexity(self) -> float:
@@ -83,7 +86,7 @@ class Validation:
         numbers = {name: getattr(self, name) for name in names}
         if self.other is not None:
             numbers |= {self.best_by: self.other.value, f"{self.best_by}_signature": self.other.signature}
-        return numbers | {"best_by": self.best_by}
+        return numbers | {"best_by": self.best_by, **self.entropies}
 
     @property
     def scores(self) -> tuple[float, float, float]:
@@ -150,6 +153,7 @@ def validate(
     sources, references = side.sources, side.references
     bleu, *others = _scores(hypotheses, side, recipe)
     shows_bleu = "BLEU" in recipe.scoring.metrics or not others
+    segments = recipe.training.attention_entropy
     sample_rows = range(0, len(sources), max(len(sources) // 3, 1))[:3]
     return Validation(
         nll,
@@ -162,6 +166,7 @@ def validate(
         best_by=recipe.training.best_by,
         other=others[0] if others else None,
         shows_bleu=shows_bleu,
+        entropies=entropies(model, prepared.valid, segments) if segments else {},
     )
 
 

@@ -20,6 +20,7 @@ from mtkit.evaluation.heads import (
     _LayerSums,
     attentions_of,
     batches_of,
+    entropies,
     examine,
     sample_rows,
     validation_side,
@@ -261,3 +262,16 @@ def test_the_heads_of_a_mix_are_counted_and_switched_off_in_order(trained: Train
         output = attention(x).output - linear
     with switched_off(attention.parts[1], 0), switched_off(attention.parts[1], 1):
         torch.testing.assert_close(full - output, attention.parts[1](x).output)
+
+
+def test_entropies_of_heads_have_names_and_the_numbers_of_the_examination(trained: Trained) -> None:
+    side, made = trained.prepared.valid, network(trained)
+    found = entropies(made, side, 6)
+    layers = examine(made, side, segments=6, costs=False).layers
+    assert len(found) == sum(len(layer.entropy) for layer in layers if layer.entropy is not None) == 24
+    assert {name.rsplit("_", 2)[0] for name in found} == {"entropy_encoder", "entropy_decoder", "entropy_cross"}
+    (second,) = (layer for layer in layers if (layer.role, layer.layer) == ("cross", 2))
+    assert second.entropy is not None
+    assert found["entropy_cross_2_3"] == second.entropy[2]
+    assert all(0 < value < math.log(24) for value in found.values())
+    assert entropies(network(trained, encoder="linear", decoder="linear", cross="linear"), side, 6) == {}

@@ -77,6 +77,19 @@ def test_the_run_folder_holds_what_translation_and_people_need(finished: Path, p
     assert {"loss", "nll", "rate", "gradient_norm", "tokens_per_second", "data_wait", "seconds"} <= trained[0].keys()
 
 
+def test_the_entropy_of_attention_is_in_the_metrics_on_request(prepared: Prepared, tmp_path: Path) -> None:
+    for name, segments in (("with", 3), ("without", 0)):
+        run(tiny(training={"max_updates": 8, "attention_entropy": segments}), prepared, tmp_path / name)
+    rows = {
+        name: [row for row in read_metrics(tmp_path / name / "metrics.jsonl") if row["kind"] == "validation"]
+        for name in ("with", "without")
+    }
+    names = {f"entropy_{role}_1_{head}" for role in ("encoder", "decoder", "cross") for head in (1, 2)}
+    assert rows["with"][0].keys() - rows["without"][0].keys() == names
+    assert rows["with"][0]["nll"] == rows["without"][0]["nll"]
+    assert all(rows["with"][0][name] > 0 for name in names)
+
+
 def test_validation_bleu_is_that_of_translate_and_score_with_the_best_checkpoint(
     finished: Path, prepared: Prepared
 ) -> None:
