@@ -92,6 +92,14 @@ def test_a_beam_that_holds_everything_finds_what_exhaustive_search_finds(name: s
         assert [tuple(pieces) for pieces in texts(found, row)] == sorted(keys, key=lambda pieces: keys[pieces])
 
 
+def test_a_term_that_repeats_its_beginning_does_not_begin_within_a_word() -> None:
+    limit, terms = 6, [Term(((5, 5, 6),))]
+    found = texts(found_by(with_terms(batch_of([[4, 5, 6]], limit), [terms]), beam=1000), 0)
+    assert [5, 5, 6, EOS] in found
+    assert [5, 5, 5, 6, EOS] not in found  # "aab" within "aaab"
+    assert not [pieces for pieces in found if len(pieces) < limit and lacks(terms, pieces)]
+
+
 def bank(terms: list[Term], pieces: list[int]) -> int:
     """The number of required pieces that a hypothesis has."""
     total = 0
