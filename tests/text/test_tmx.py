@@ -55,6 +55,16 @@ def test_units_with_both_languages_are_pairs(
     assert [pair.source for pair in read_corpus(corpus, rows=range(1, 3))] == ["Two big dogs", "老狗 an old dog "]
 
 
+def test_a_language_is_neither_part_of_another_code_nor_found_twice(tmp_path: Path) -> None:
+    texts = [("est", "koer"), ("es", "perro"), ("es-MX", "can"), ("es", "chucho"), ("en", "dog"), ("en-GB", "hound")]
+    unit = "".join(f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>' for code, text in texts)
+    path = written(tmp_path, f"<tmx><body><tu>{unit}</tu></body></tmx>")
+    for languages, pair in ((["es", "en"], ["perro", "dog"]), (["est", "en_gb"], ["koer", "hound"])):
+        assert [found for _, found in tmx_rows(path, languages, Repairs())] == [pair]
+    with pytest.raises(DataError, match="no unit with e and en"):
+        list(tmx_rows(path, ["e", "en"], Repairs()))
+
+
 def test_a_long_memory_has_the_text_of_its_tree(tmp_path: Path) -> None:
     units = "".join(
         f"<tu><tuv xml:lang='en'><seg>dog {number} &lt; {'ä' * (number % 900)}</seg></tuv>"
