@@ -49,6 +49,12 @@ def test_text_is_translated_and_the_rest_stays(html: str, segments: list[str], e
     assert shouted(html) == expected
 
 
+def test_elements_that_go_on_after_a_segment_enclose_their_words_in_it() -> None:
+    page = parse_page("w <b>a <i>b c<br>d</i> e</b> f")
+    backwards = [[(0, 3), (1, 2), (2, 1), (3, 0)], [(0, 2), (1, 1), (2, 0)]]
+    assert page.restore(["C B A W", "F E D"], backwards) == "<b><i>C B A W<br>F E D</i></b>"
+
+
 @pytest.mark.parametrize(
     "html",
     [

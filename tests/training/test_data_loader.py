@@ -210,3 +210,9 @@ def test_other_text_is_the_same_after_a_resume_and_on_several_processes(
     assert sorted(line for work in plain for line, *_ in work) == sorted(
         line for work in whole[:per_epoch] for line, *_ in work
     )
+    tokenizer, text = prepared.tokenizers.target, dict[int, str]()
+    for line, row in zip(prepared.train.lines[:].tolist(), range(len(prepared.train)), strict=True):
+        text[line] = tokenizer.decode(prepared.train.target[row].tolist())
+    drawn = [(line, tokenizer.decode(pieces)) for work in whole[:per_epoch] for line, _, pieces in work]
+    assert all(found in (text[line], text[line].upper()) for line, found in drawn)
+    assert 0 < sum(found != text[line] for line, found in drawn) < len(drawn)
