@@ -1,7 +1,10 @@
 """Layers inside attentions: linear maps with Xavier's weights, and a norm over the channels of one vector."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mtkit.attention.kernels.dot_product import upcast
@@ -27,10 +30,39 @@ class ChannelNorm(nn.Module):
 
     def __init__(self, width: int, kind: str = "rms") -> None:
         super().__init__()
-        self.norm = F.rms_norm if kind == "rms" else F.layer_norm
+        self.kind = kind
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x (..., width)."""
-        normed = self.norm(upcast(x), self.weight.shape, upcast(self.weight), eps=EPS)
-        return normed.type_as(x)
+        """Normalise x (..., width). The RMS norm is differentiable once."""
+        rows = upcast(x)
+        weight = self.weight.type_as(rows)
+        if self.kind == "layer":
+            return F.layer_norm(rows, weight.shape, weight, eps=EPS).type_as(x)
+        width = len(weight)
+        return (unit(rows, EPS * width) * (weight * width**0.5)).type_as(x)
+
+
+def unit(x: Tensor, eps: float) -> Tensor:
+    """Return vectors x (..., K) divided by the root of their squared length plus `eps`. Differentiable once."""
+    y: Tensor = _Unit.apply(x, eps)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Unit(torch.autograd.Function):
+    """The backward pass takes three operations; PyTorch's own norm takes eight on the CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = length.square_().add_(eps).rsqrt_()
+        y = x * inverse
+        ctx.save_for_backward(y, inverse)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, None]:
+        y, inverse = ctx.saved_tensors
+        along = (y * d_y).sum(-1, keepdim=True)
+        return torch.addcmul(d_y, y, along, value=-1).mul_(inverse), None

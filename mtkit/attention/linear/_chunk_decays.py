@@ -28,8 +28,8 @@ class Read(NamedTuple):
     """Rows (n, c, K) that read keys and sums, with the gradients of both."""
 
     rows: Tensor
-    products: Tensor
-    """(n, c, c) with keys."""
+    products: Tensor | None
+    """(n, c, c) with keys; only two ways need them."""
     d_products: Tensor
     """Overwritten."""
     d_reads: Sequence[Tensor]
@@ -119,6 +119,7 @@ class HeadDecays(_Decays):
     def _d_total(self, place: int, every: Sequence[Read], k: Tensor, d_writes: Sequence[Tensor]) -> Tensor:
         d_total = torch.zeros_like(k[..., :1])
         for read in every:
+            assert read.products is not None
             pairs = _triangle(read.d_products * read.products, self.ways[place])
             d_total += (pairs.sum(2) - pairs.sum(1)).unsqueeze(-1)
             if read.d_reads:

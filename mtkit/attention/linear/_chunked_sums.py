@@ -6,7 +6,7 @@ works on a part of the chunks at a time, whose tensors stay in the processor's c
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,18 +15,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mtkit.attention.linear._chunk_decays import ChannelDecays, HeadDecays, Ways, sums_of
-from mtkit.attention.linear._chunk_rules import Added, Corrected, Decays, Rows
+from mtkit.attention.linear._chunk_rules import Added, Decays, Rows
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 20}
 """Numbers of keys worked on at a time, by kind of device; 2^26 on others."""
-
-GROUP = 8
-"""Chunks whose transitions are combined before the sums before them are there."""
-
-TINY = 1e-20
-"""Smaller numbers in products of transitions become 0: processors are slow at numbers below 1e-38."""
-
-Rule = Added | Corrected
 
 
 class Part(NamedTuple):
@@ -36,11 +28,11 @@ class Part(NamedTuple):
     segments: slice
 
 
-Move = Callable[[Rule, Part, int], tuple[Tensor, Tensor]]
-"""Transition (n, K, K) or (n, 1 or K), and what is added (n, K, V), of a part's chunks in one way."""
+Move = Callable[[Added, Part, int], tuple[Tensor, Tensor]]
+"""Share kept (n, 1 or K), and what is added (n, K, V), of a part's chunks in one way."""
 
-DECAY, BETA = 3, 4
-"""Places of the decays and of beta among the terms, after queries, keys and values."""
+DECAY = 3
+"""Place of the decays among the terms, after queries, keys and values."""
 
 
 class Layout:
@@ -86,21 +78,36 @@ class Layout:
         return rows.unflatten(2, (-1, self.size)).movedim(2, 0)
 
 
-def decayed_reads(
-    ways: Ways, chunk: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None
-) -> Tensor:
+def decayed_reads(ways: Ways, chunk: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     """Return the outputs (B, H, T, V) of q, k (B, H, T, K), v (B, H, T, V) and decay (B, H, T, 1 or K), by all ways.
 
-    With beta (B, H, T, 1), corrections are written, in one way. Differentiable once.
+    Differentiable once.
     """
-    reads: Tensor = _DecayedSums.apply(ways, chunk, True, q, k, v, decay, beta)  # type: ignore[no-untyped-call]
+    reads: Tensor = _DecayedSums.apply(ways, chunk, True, q, k, v, decay)  # type: ignore[no-untyped-call]
     return reads
 
 
-def decayed_sums(chunk: int, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None) -> Tensor:
+def decayed_sums(chunk: int, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     """Return the sums (B, H, K, V) after the last position."""
-    sums: Tensor = _DecayedSums.apply((False,), chunk, False, k, k, v, decay, beta)  # type: ignore[no-untyped-call]
+    sums: Tensor = _DecayedSums.apply((False,), chunk, False, k, k, v, decay)  # type: ignore[no-untyped-call]
     return sums
+
+
+def d_decay_of(
+    ways: Ways, totals: Sequence[Tensor], after: Sequence[Tensor], d_after: Sequence[Tensor]
+) -> Tensor | None:
+    """Return the gradient of the decays (n, c, 1 or K) from the gradients of L and of the sums after the chunks."""
+    gradient: Tensor | None = None
+    for place, (way, total) in enumerate(zip(ways, totals, strict=False)):
+        if after:  # L at the end scales the sums after the chunk
+            if total.shape[2] == 1:
+                ends = (after[place].flatten(1).unsqueeze(1) @ d_after[place].flatten(1).unsqueeze(2)).squeeze(2)
+            else:
+                ends = (after[place] * d_after[place]).sum(2)
+            total[:, 0 if way else -1] += ends
+        more = sums_of(total, not way)
+        gradient = more if gradient is None else gradient.add_(more)
+    return gradient
 
 
 class _DecayedSums(torch.autograd.Function):
@@ -111,17 +118,16 @@ class _DecayedSums(torch.autograd.Function):
             work = _Work(ctx.how, terms)
             states = [] if reads and work.layout.count == 1 else work.sums()
             result = work.outputs(states) if reads else states[0][-1].clone()
-        ctx.states = len(states)
-        ctx.save_for_backward(*terms, *states, *work.inverses)
+        ctx.save_for_backward(*terms, *states)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_result: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once: a checkpoint hands out what it recomputed a single time
-        terms, states, inverses = saved[:5], saved[5 : 5 + ctx.states], saved[5 + ctx.states :]
+        terms, states = saved[: DECAY + 1], saved[DECAY + 1 :]
         with torch.autocast(d_result.device.type, enabled=False):
-            work = _Work(ctx.how, terms, inverses)
+            work = _Work(ctx.how, terms)
             d_outputs, d_last = (d_result, None) if ctx.how[2] else (torch.zeros_like(terms[2]), d_result)
             gradients = work.gradients(d_outputs, states, d_last, decays=ctx.needs_input_grad[6])
         return None, None, None, *gradients
@@ -130,11 +136,11 @@ class _DecayedSums(torch.autograd.Function):
 class _Work:
     """The terms of a call in parts, and the rule of each part."""
 
-    def __init__(self, how: tuple[Ways, int, bool], terms: Sequence[Any], inverses: Sequence[Tensor] = ()) -> None:
+    def __init__(self, how: tuple[Ways, int, bool], terms: Sequence[Tensor]) -> None:
         self.ways, chunk, self.reads = how
-        self.terms, self.layout, self.inverses = terms, Layout(terms[1], chunk), list(inverses)
+        self.terms, self.layout = terms, Layout(terms[1], chunk)
         self._fixed: dict[int, HeadDecays] = {}
-        self._latest: tuple[int, Rule] | None = None
+        self._latest: tuple[int, Added] | None = None
 
     def sums(self) -> list[Tensor]:
         """Return the sums (m + 1, B, H, K, V) at the borders of chunks, by way."""
@@ -158,47 +164,27 @@ class _Work:
             d_states = self._scan(
                 back, lambda rule, part, place: rule.entering(place, layout.load(d_outputs, part)), d_last
             )
-        results = [
-            None if x is None or (place == DECAY and not decays) else layout.empty(x)
-            for place, x in enumerate(self.terms)
-        ]
+        results = [None if place == DECAY and not decays else layout.empty(x) for place, x in enumerate(self.terms)]
         for part, rule in self._rules():
             d_after = self._at(d_states, part, after=True)
             made = rule.gradients(layout.load(d_outputs, part), self._at(states, part), d_after, decays)
-            d_decay = self._d_decay(made.totals, self._at(states, part, after=True), d_after)
-            for result, rows in zip(results, (made.q, made.k, made.v, d_decay, made.beta), strict=True):
+            d_decay = d_decay_of(self.ways, made.totals, self._at(states, part, after=True), d_after)
+            for result, rows in zip(results, (made.q, made.k, made.v, d_decay), strict=True):
                 if result is not None and rows is not None:
                     layout.store(result, part, rows)
         return [None if x is None else x[:, :, : layout.length] for x in results]
 
-    def _d_decay(self, totals: Sequence[Tensor], after: Sequence[Tensor], d_after: Sequence[Tensor]) -> Tensor | None:
-        """Return the gradient of the decays (n, c, 1 or K) from the gradients of L and of the sums after the chunks."""
-        gradient: Tensor | None = None
-        for place, (way, total) in enumerate(zip(self.ways, totals, strict=False)):
-            if after:  # L at the end scales the sums after the chunk
-                ends = (after[place] * d_after[place]).sum(2)
-                total[:, 0 if way else -1] += ends if total.shape[2] > 1 else ends.sum(1, keepdim=True)
-            more = sums_of(total, not way)
-            gradient = more if gradient is None else gradient.add_(more)
-        return gradient
-
-    def _rules(self) -> Iterator[tuple[Part, Rule]]:
-        """Yield all parts with their rules; the last rule is made once for several passes."""
-        for number, part in enumerate(self.layout.parts):
+    def _rules(self) -> Iterator[tuple[Part, Added]]:
+        """Yield all parts with their rules; from the last one back if its rule exists, which then serves two passes."""
+        parts = list(enumerate(self.layout.parts))
+        if self._latest is not None and self._latest[0] == len(parts) - 1:
+            parts.reverse()
+        for number, part in parts:
             if self._latest is None or self._latest[0] != number:
-                self._latest = number, self._rule(number, part)
+                rows = Rows(partial(self.layout.load, part=part), *self.terms[:DECAY])
+                decays = self._decays(part, (part.chunks.stop - part.chunks.start) * self.layout.rows(part))
+                self._latest = number, Added(rows, decays)
             yield part, self._latest[1]
-
-    def _rule(self, number: int, part: Part) -> Rule:
-        rows = Rows(lambda x: self.layout.load(x, part), *self.terms[:DECAY])
-        decays = self._decays(part, (part.chunks.stop - part.chunks.start) * self.layout.rows(part))
-        if self.terms[BETA] is None:
-            return Added(rows, decays)
-        beta = self.layout.load(self.terms[BETA], part)
-        rule = Corrected(rows, beta, decays, *self.inverses[number : number + 1])
-        if number == len(self.inverses):
-            self.inverses.append(rule.inverse)
-        return rule
 
     def _decays(self, part: Part, chunks: int) -> Decays:
         """Return the decays of a part; those of heads at fixed rates once for all parts of as many chunks."""
@@ -218,51 +204,19 @@ class _Work:
 
     def _scan(self, ways: Ways, move: Move, first: Tensor | None = None) -> list[Tensor]:
         """Return the sums (m + 1, B, H, K, V) at the borders of chunks, by way, in its order from `first` or 0 on."""
-        k, v, beta = self.terms[1], self.terms[2], self.terms[BETA]
+        k, v = self.terms[1], self.terms[2]
         count = self.layout.count
-        group = 1 if beta is None else min(GROUP, count)
-        more = -count % group
-        states = [k.new_empty(count + more + 1, *k.shape[:2], k.shape[3], v.shape[3]) for _ in ways]
-        moves: list[Tensor] = []
+        states = [k.new_empty(count + 1, *k.shape[:2], k.shape[3], v.shape[3]) for _ in ways]
+        shares: list[Tensor] = []
         for part, rule in self._rules():
             for place, way in enumerate(ways):
-                moved, added = move(rule, part, place)
-                if len(moves) == place:
-                    moves.append(k.new_empty(count + more, *k.shape[:2], *moved.shape[1:]))
-                self.layout.at(moves[place], part).copy_(moved)
+                kept, added = move(rule, part, place)
+                if len(shares) == place:
+                    shares.append(k.new_empty(count, *k.shape[:2], kept.shape[1]))
+                self.layout.at(shares[place], part).copy_(kept)
                 self.layout.at(states[place], part, int(not way)).copy_(added)
-        for way, sums, moved in zip(ways, states, moves, strict=True):
+        for way, sums, kept in zip(ways, states, shares, strict=True):
             sums[-1 if way else 0] = 0.0 if first is None else first
-            flat_moves, flat_sums = moved.flatten(1, 2), sums.flatten(1, 2)
-            if beta is None:
-                _decay(flat_moves.unsqueeze(-1), flat_sums, way)
-                continue
-            if more:
-                flat_moves[count:] = torch.eye(k.shape[3], dtype=k.dtype, device=k.device)
-                flat_sums[count + (not way) : count + more + (not way)] = 0.0
-            _transform(flat_moves, flat_sums, way, group)
-        return [sums[: count + 1] for sums in states]
-
-
-def _decay(kept: Tensor, states: Tensor, way: bool) -> None:
-    """Add the sums before each chunk, times kept (m, n, 1 or K, 1), to what it adds, in states (m + 1, n, K, V)."""
-    for chunk in reversed(range(len(kept))) if way else range(len(kept)):
-        states[chunk + (not way)].addcmul_(kept[chunk], states[chunk + way])
-
-
-def _transform(moves: Tensor, states: Tensor, way: bool, group: int) -> None:
-    """The same with products of matrices moves (m, n, K, K), which are overwritten.
-
-    All groups of chunks first combine their matrices and sums at once, as if sums before them were 0; then these are
-    added, group after group.
-    """
-    added = (states[:-1] if way else states[1:]).unflatten(0, (-1, group))
-    moves = moves.unflatten(0, (-1, group))
-    order = list(reversed(range(group))) if way else list(range(group))
-    for before, here in pairwise(order):
-        added[:, here] += moves[:, here] @ added[:, before]
-        moves[:, here] = F.hardshrink(moves[:, here] @ moves[:, before], TINY)
-    sums = states[-1 if way else 0]
-    for number in reversed(range(len(moves))) if way else range(len(moves)):
-        added[number] += moves[number] @ sums
-        sums = added[number, order[-1]]
+            for chunk in reversed(range(count)) if way else range(count):
+                sums[chunk + (not way)].addcmul_(kept[chunk].unsqueeze(-1), sums[chunk + way])
+        return states

@@ -7,6 +7,7 @@ only.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, TypedDict
 
 import torch
@@ -124,13 +125,12 @@ class DecayedAttention(HeadAttention):
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         projected = self.projections(rows, self.q_proj, self.k_proj, self.v_proj)
         state = {**state, "count": state["count"] + 1}
-        before = None
+        window = None
         if "inputs" in state:
-            before = state["inputs"].flatten(0, 1)
-            window = torch.cat([before, upcast(torch.cat([*projected], dim=-1))], dim=1)
+            window = torch.cat([state["inputs"].flatten(0, 1), upcast(torch.cat([*projected], dim=-1))], dim=1)
             state["inputs"] = window[:, 1:].unflatten(0, query.shape[:2])
         position = torch.full((1,), state["count"] - 1, device=query.device)
-        terms, v = self._terms(projected, rows, None, before=before, position=position)
+        terms, v = self._terms(projected, rows, None, window=window, position=position)
         heads = read_next(terms, state["sums"].flatten(0, 1))
         output = self.finished(heads, v, rows).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), state
@@ -182,17 +182,22 @@ class DecayedAttention(HeadAttention):
         projected: Sequence[Tensor],
         valid: Tensor | None,
         *,
-        before: Tensor | None = None,
+        window: Tensor | None = None,
         reverse: bool = False,
     ) -> Sequence[Tensor]:
-        """Return projections after the convolution and SiLU, (B, T, width) each, in float32 at least."""
-        if self.convolution is not None:
-            joined = torch.cat([*projected], dim=-1)
-            if valid is not None:
-                joined = joined.masked_fill(~valid.unsqueeze(-1), 0.0)
-            widths = [x.shape[-1] for x in projected]
-            return self.convolution(joined, before, reverse=reverse).split(widths, dim=-1)
-        return [F.silu(upcast(x)) if self.silu else upcast(x) for x in projected]
+        """Return projections after the convolution and SiLU, (B, T, width) each, in float32 at least.
+
+        window: the last inputs of the convolution, the newest token included, in a step.
+        """
+        if self.convolution is None:
+            return [F.silu(upcast(x)) if self.silu else upcast(x) for x in projected]
+        widths = [x.shape[-1] for x in projected]
+        if window is not None:
+            return self.convolution.newest(window).split(widths, dim=-1)
+        if valid is not None:
+            projected = [x.masked_fill(~valid.unsqueeze(-1), 0.0) for x in projected]
+        firsts = accumulate(widths[:-1], initial=0)
+        return [self.convolution(x, first=at, reverse=reverse) for x, at in zip(projected, firsts, strict=True)]
 
     def _terms(
         self,
@@ -200,14 +205,14 @@ class DecayedAttention(HeadAttention):
         tokens: Tensor,
         valid: Tensor | None,
         *,
-        before: Tensor | None = None,
+        window: Tensor | None = None,
         position: Tensor | None = None,
         reverse: bool = False,
     ) -> tuple[Terms, Tensor]:
         """Return the terms of tokens (B, T, D) whose padding neither writes nor decays, and values (B, H, T, V)."""
         p, heads = self.projection, self.site.heads
         with torch.autocast(tokens.device.type, enabled=False):
-            q, k, v = self.mixed(projected, valid, before=before, reverse=reverse)
+            q, k, v = self.mixed(projected, valid, window=window, reverse=reverse)
             q, k = (self._rotated(x, position) for x in (p.queries(q), p.keys(k)))
         q, k, v = (expand_heads(x, heads) for x in (q, k, p.values(v)))
         terms = self.terms(q, k, v, tokens)

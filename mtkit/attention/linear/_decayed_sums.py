@@ -8,10 +8,10 @@ In a chunk, let L_t be the sum of log A up to t, and E_ts = exp(L_t - L_s) for s
     O = (E * Q K^T) U + (e^L * Q) S        S_after = e^(L_c) S + (e^(L_c - L) * K)^T U
 
 and the corrections solve (I + beta * E * K K^T, below the diagonal) U = beta (V - (e^L * K) S) (Yang et al. 2024, arXiv
-2312.06635, section 4, and 2412.06464, section 3). `_chunked_sums` goes over the chunks, `_chunk_rules` has these
-equations and their gradients, `_chunk_decays` E. Where a decay is strong, e^(-L) overflows: products of channels are
-then formed between the halves of blocks of 2, 4, 8 ... positions, with both decays measured from the border of the
-halves, so that no exponent is above 0.
+2312.06635, section 4, and 2412.06464, section 3). `_chunked_sums` adds values, by the equations of `_chunk_rules`, and
+`_chunked_corrections` corrections; `_chunk_decays` has E. Where a decay is strong, e^(-L) overflows: products of
+channels are then formed between the halves of blocks of 2, 4, 8 ... positions, with both decays measured from the
+border of the halves, so that no exponent is above 0.
 """
 
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mtkit.attention.linear._chunked_corrections import corrected_reads, corrected_sums
 from mtkit.attention.linear._chunked_sums import decayed_reads, decayed_sums
 
 
@@ -44,7 +45,7 @@ class Terms(NamedTuple):
 
 def read_causal(terms: Terms, chunk: int) -> Tensor:
     """Return o_t = S_t^T q_t, (B, H, T, V), for all t."""
-    return decayed_reads((False,), chunk, *terms)
+    return _read(terms, chunk, way=False)
 
 
 def read_both_ways(forward: Terms, backward: Terms, chunk: int) -> Tensor:
@@ -53,13 +54,21 @@ def read_both_ways(forward: Terms, backward: Terms, chunk: int) -> Tensor:
     Both sequences are in the order of the text. The second read leaves the token itself out.
     """
     if forward is backward and forward.beta is None:
-        return decayed_reads((False, True), chunk, *forward)
-    return decayed_reads((False,), chunk, *forward) + decayed_reads((True,), chunk, *backward)
+        return decayed_reads((False, True), chunk, *forward[:4])
+    return _read(forward, chunk, way=False) + _read(backward, chunk, way=True)
+
+
+def _read(terms: Terms, chunk: int, *, way: bool) -> Tensor:
+    if terms.beta is None:
+        return decayed_reads((way,), chunk, *terms[:4])
+    return corrected_reads(way, chunk, *terms[:4], terms.beta)
 
 
 def sums_after(terms: Terms, chunk: int) -> Tensor:
     """Return the sums (B, H, K, V) after the last position."""
-    return decayed_sums(chunk, *terms[1:])
+    if terms.beta is None:
+        return decayed_sums(chunk, *terms[1:4])
+    return corrected_sums(chunk, *terms[1:4], terms.beta)
 
 
 def read_next(token: Terms, sums: Tensor) -> Tensor:

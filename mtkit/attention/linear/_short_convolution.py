@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.kernels.dot_product import upcast
 
-NUMBERS_AT_ONCE = {"cpu": 1 << 19}
+NUMBERS_AT_ONCE = {"cpu": 1 << 17}
 """Numbers worked on at a time, so that they stay in the processor's cache, by kind of device; all on others."""
 
 
@@ -22,17 +22,21 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(taps, channels).uniform_(-(taps**-0.5), taps**-0.5))
         self.bias = nn.Parameter(torch.empty(channels).uniform_(-(taps**-0.5), taps**-0.5)) if bias else None
 
-    def forward(self, x: Tensor, before: Tensor | None = None, *, reverse: bool = False) -> Tensor:
-        """Map x (B, T, C) to (B, T, C), in float32 at least. Differentiable once.
+    def forward(self, x: Tensor, *, first: int = 0, reverse: bool = False) -> Tensor:
+        """Map the channels x (B, T, C) from `first` on to (B, T, C), in float32 at least. Differentiable once.
 
-        before: the taps - 1 inputs before x, zeros if None. reverse: convolve from the end, with the inputs after t.
+        reverse: convolve from the end, with the inputs after t.
         """
-        x, weight = upcast(x), upcast(self.weight)
-        bias = x.new_zeros(x.shape[2]) if self.bias is None else self.bias.type_as(x)
-        if before is not None:
-            x = torch.cat([before, x], dim=1)
-        y: Tensor = _Convolution.apply(x, weight.type_as(x), bias, reverse)  # type: ignore[no-untyped-call]
-        return y if before is None else y[:, before.shape[1] :]
+        x, channels = upcast(x), slice(first, first + x.shape[2])
+        weight = self.weight[:, channels].type_as(x)
+        bias = x.new_zeros(x.shape[2]) if self.bias is None else self.bias[channels].type_as(x)
+        y: Tensor = _Convolution.apply(x, weight, bias, reverse)  # type: ignore[no-untyped-call]
+        return y
+
+    def newest(self, window: Tensor) -> Tensor:
+        """Map the last `taps` inputs (B, taps, C) to the output at the last one, (B, 1, C)."""
+        sums = (window * self.weight.type_as(window).flip(0)).sum(1, keepdim=True)
+        return F.silu(sums if self.bias is None else sums + self.bias.type_as(window))
 
 
 class _Convolution(torch.autograd.Function):
@@ -42,41 +46,36 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
         ctx.reverse = reverse
         ctx.save_for_backward(x, weight, bias)
-        y = torch.empty_like(x)
-        for first, last in _parts(x):
-            y[:, first:last] = F.silu(_convolved(x, weight, bias, first, last, reverse), inplace=True)
-        return y
+        return F.silu(_convolved(x, weight, bias, reverse))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias = ctx.saved_tensors
-        d_x, d_weight, d_bias = torch.zeros_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
+        d_sums = torch.ops.aten.silu_backward(d_y, _convolved(x, weight, bias, ctx.reverse))
+        d_weight, d_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         for first, last in _parts(x):
-            d_sums = torch.ops.aten.silu_backward(
-                d_y[:, first:last], _convolved(x, weight, bias, first, last, ctx.reverse)
-            )
-            d_bias += d_sums.sum((0, 1))
+            d_bias += d_sums[:, first:last].sum((0, 1))
             for tap, (here, there) in enumerate(_shifted(first, last, x.shape[1], len(weight), ctx.reverse)):
-                d_x[:, there].addcmul_(d_sums[:, here], weight[tap])
                 d_weight[tap] += (d_sums[:, here] * x[:, there]).sum((0, 1))
-        return d_x, d_weight, d_bias, None
+        return _convolved(d_sums, weight, None, not ctx.reverse), d_weight, d_bias, None
 
 
-def _convolved(x: Tensor, weight: Tensor, bias: Tensor, first: int, last: int, reverse: bool) -> Tensor:
-    """Return the sums at positions first to last - 1."""
-    sums = bias.expand(len(x), last - first, -1).clone(memory_format=torch.contiguous_format)
-    for tap, (here, there) in zip(weight, _shifted(first, last, x.shape[1], len(weight), reverse), strict=True):
-        sums[:, here].addcmul_(x[:, there], tap)
-    return sums
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, reverse: bool) -> Tensor:
+    """Return the sums (B, T, C), by a convolution of images of height 1 with channels last in memory."""
+    taps, image = len(weight), x.contiguous().transpose(1, 2).unsqueeze(2)
+    kernel = (weight if reverse else weight.flip(0)).t()[:, None, None]
+    with torch.autocast(x.device.type, enabled=False):
+        sums = F.conv2d(image, kernel, bias, padding=(0, taps - 1), groups=x.shape[2]).squeeze(2).transpose(1, 2)
+    return sums[:, taps - 1 :] if reverse else sums[:, : x.shape[1]]
 
 
 def _shifted(first: int, last: int, length: int, taps: int, reverse: bool) -> Iterator[tuple[slice, slice]]:
-    """Yield for each tap the rows of a part that read an input, counted from `first`, and the inputs' positions."""
+    """Yield for each tap the positions from `first` to `last` that read an input, and the inputs' positions."""
     for tap in range(taps):
         begin, end = (first, max(first, min(last, length - tap))) if reverse else (min(last, max(first, tap)), last)
         shift = tap if reverse else -tap
-        yield slice(begin - first, end - first), slice(begin + shift, end + shift)
+        yield slice(begin, end), slice(begin + shift, end + shift)
 
 
 def _parts(x: Tensor) -> Iterator[tuple[int, int]]:

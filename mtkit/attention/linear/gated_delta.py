@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.layers import unit
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.linear._decayed_attention import (
@@ -100,7 +101,7 @@ class GatedDelta(DecayedAttention):
 
     def terms(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor) -> Terms:
         """Return queries and keys of length 1, values, and the tokens' decays and shares of replacement."""
-        return Terms(_unit(q), _unit(k), v, self.decays_of(tokens), self._beta(tokens))
+        return Terms(unit(q, EPS), unit(k, EPS), v, self.decays_of(tokens), self._beta(tokens))
 
     def decays_of(self, tokens: Tensor) -> Tensor:
         """Return -e^A softplus(w x + b), (B, H, T, 1 or K); with a floor, floor * sigmoid(e^A (w x + b))."""
@@ -168,10 +169,5 @@ class GatedDelta(DecayedAttention):
         """Return what target tokens (B, T, D) read from the sums (B, H, K, V) after the source, (B, H, T, V)."""
         (q,) = self.projections(query, self.q_proj)
         with torch.autocast(query.device.type, enabled=False):
-            q = _unit(self.projection.queries(F.silu(upcast(q))))
+            q = unit(self.projection.queries(F.silu(upcast(q))), EPS)
             return expand_heads(q, self.site.heads) @ sums
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Return vectors (..., K) at length 1."""
-    return x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
