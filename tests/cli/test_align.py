@@ -104,7 +104,7 @@ def test_a_row_of_maps_is_a_layer_that_has_weights(tmp_path: Path, monkeypatch: 
     """The cells of each map are the weights of its head, under its name; layers without weights have no row."""
     pytest.importorskip("matplotlib")
     drawn: list[Any] = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure) or True)
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure) or True)
     cross, encoder = torch.rand(2, 3, 2), torch.rand(1, 2, 2)
     aligned = Alignment(["犬", "</s>"], ["the", "dog", "</s>"], {"encoder": [encoder], "cross": [None, cross]})
     assert plots.draw_attention(aligned, tmp_path / "map.png")
