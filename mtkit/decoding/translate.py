@@ -13,13 +13,13 @@ from torch import Tensor
 
 from mtkit.decoding.contract import Engine, Hypotheses, SourceBatch
 from mtkit.decoding.glossary import Glossary
-from mtkit.decoding.lines.source import Segment, Source, SourceLines, Window, split_lines
+from mtkit.decoding.lines.source import Segment, Source, SourceLines, TrainedOn, Window, split_lines
 from mtkit.decoding.mbr import Metric, rank
 from mtkit.decoding.parallel import map_batches
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.text.languages import seam
-from mtkit.text.tokenizer import EOS, PAD, UNK, Tokenizer, Tokenizers
+from mtkit.text.tokenizer import BREAK, EOS, PAD, UNK, Tokenizer, Tokenizers
 
 
 def make_batch(
@@ -92,7 +92,7 @@ class Translation:
     astray: bool = False
     """Whether the search lost its place among joined lines (`mtkit.decoding.search.endings`)."""
     fell_back: bool = False
-    """Whether the joint translation did not separate into its lines, so the line was translated again by itself."""
+    """Whether no joint translation with other lines separated into them, so the line was translated by itself."""
     cleaned: bool = False
     """Whether its line has control or invisible characters that were dropped or became spaces."""
     terms: int = 0
@@ -122,7 +122,7 @@ def translate_lines(
 
     The result of a line is independent of other lines if the hypotheses of the engine are independent of the batch.
     Lines of `documents` that are not split are the exception: they are translated together. If a joint translation does
-    not separate into its lines, each line is translated by itself (`Translation.fell_back`).
+    not separate into its lines, each half of them is translated, down to single lines (`Translation.fell_back`).
 
     Translations begin with the `prefixes` of the lines; if a line is too long for the engine, its first part does.
 
@@ -145,6 +145,7 @@ def translate_lines(
     prefixes = _encode_prefixes(lines, tokenizers.target, settings, engine.longest_target)
     source = Source(lines, tokenizers.source, engine.longest_source)
     batches = partial(_translate_segments, engine, tokenizers.target, lines, stopped)
+    separate = partial(_separate, tokenizers.target, lines.trained_on, settings.max_pieces)
     done = {number: [BLANK] * settings.n_best for number, pieces in enumerate(source.encoded) if not pieces}
     on_progress(len(done))
     fallen: dict[int, int] = {}
@@ -152,15 +153,11 @@ def translate_lines(
     with engine.ready() as device:
         place = attrgetter("place")
         for _, windows in groupby(sorted(source.windows(), key=place), place):  # each place is the next one's context
-            joined = [*_joined(source, windows, done)]
-            for batch in batches([segment for _, segment in joined], device):
-                for index, (joint, *_) in batch:
-                    window, segment = joined[index]
-                    limits = lines.trained_on.limits(segment.pieces, segment.task, settings.max_pieces)
-                    separated = _separate(joint, tokenizers.target, limits)[-len(window.lines) :]
-                    done |= {number: [line] for number, line in zip(window.lines, separated, strict=False)}
-                    fallen |= {} if separated else dict.fromkeys(window.lines, len(limits))
-                    on_progress(len(separated))
+            translations = partial(batches, device=device)
+            for window, joined, size in _translate_windows(source, [*windows], done, translations, separate):
+                done |= {number: [line] for number, line in zip(window.lines, joined, strict=False)}
+                fallen |= {} if joined else dict.fromkeys(window.lines, size)
+                on_progress(len(joined))
         rest = [number for number in range(len(lines.lines)) if number not in done]
         segments = [
             segment if segment.part or prefixes is None else replace(segment, prefix=prefixes[segment.line])
@@ -212,6 +209,27 @@ def _encode_prefixes(
 def _with_terms(translation: Translation, line: str, glossary: Glossary) -> Translation:
     terms, missed = glossary.count(line, translation.text)
     return replace(translation, terms=terms, missed=missed)
+
+
+def _translate_windows(
+    source: Source,
+    windows: Sequence[Window],
+    done: Mapping[int, Sequence[Translation]],
+    translate: Callable[[Sequence[Segment]], Iterable[list[tuple[int, list[Translation]]]]],
+    separate: Callable[[Segment, Translation], list[Translation]],
+) -> Iterator[tuple[Window, list[Translation], int]]:
+    """The windows that join several lines, each with the translations of its lines and the number of joined lines.
+
+    There are no translations if the joint one did not separate; then the halves of the window follow.
+    """
+    while joined := [*_joined(source, windows, done)]:
+        windows = []
+        for batch in translate([segment for _, segment in joined]):
+            for index, (joint, *_) in batch:
+                window, segment = joined[index]
+                separated = separate(segment, joint)
+                windows += [] if separated else window.halves()
+                yield window, separated[-len(window.lines) :], segment.pieces.count(BREAK) + 1
 
 
 def _joined(
@@ -300,12 +318,15 @@ def _rerank(translations: Sequence[Translation], metric: Metric, language: str |
     return [*(replace(known[place], score=utility) for place, utility in ranked), *missing]
 
 
-def _separate(joint: Translation, tokenizer: Tokenizer, limits: Sequence[int]) -> list[Translation]:
+def _separate(
+    tokenizer: Tokenizer, trained_on: TrainedOn, most: int | None, segment: Segment, joint: Translation
+) -> list[Translation]:
     """The translation of each joined line; empty if the joint translation does not separate into them.
 
-    `limits` are those of the lines. A cut translation is rejected, because the ends of its last lines are missing, and
-    one that is astray, because its lines are not those of the source.
+    `most` is the setting `max_pieces`. A cut translation is rejected, because the ends of its last lines are missing,
+    and one that is astray, because its lines are not those of the source.
     """
+    limits = trained_on.limits(segment.pieces, segment.task, most)
     ended = math.isfinite(joint.score) and not joint.cut and not joint.astray
     parts = split_lines(tokenizer, joint.pieces, len(limits)) if ended else None
     return [

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -285,19 +286,29 @@ class _Linked:
 def _segments(source: Source, translations: Sequence[Translation]) -> Iterator[_Linked]:
     """The segments as which the lines were translated; segments without a translation are left out."""
     together = {number for number, line in enumerate(translations) if line.together > 1 and not line.fell_back}
-    for window in source.windows():
-        if together.issuperset(window.lines):
+    windows = source.windows()
+    while windows:
+        window = windows.pop()
+        size = len(window.lines) + len(window.known(partial(_pieces_of, translations)))
+        if all(number in together and translations[number].together == size for number in window.lines):
             yield _joined(source, window, translations)
+        else:
+            windows += window.halves()
     for number, translation in enumerate(translations):
         if number not in together and source.encoded[number]:
             yield from _parts(source, number, translation)
+
+
+def _pieces_of(translations: Sequence[Translation], number: int) -> tuple[int, ...]:
+    """The pieces of a line that later lines read again; none if it was translated by itself."""
+    return () if translations[number].fell_back else translations[number].pieces
 
 
 def _joined(source: Source, window: Window, translations: Sequence[Translation]) -> _Linked:
     """The lines of a window, which were translated as one segment."""
     target: list[int] = []
     blocks, begin = [], 0
-    known = window.known(lambda number: () if translations[number].fell_back else translations[number].pieces)
+    known = window.known(partial(_pieces_of, translations))
     numbers = [*known, *window.lines]
     for number in numbers:
         begin += len(source.tag(number))

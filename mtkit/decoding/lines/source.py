@@ -242,6 +242,16 @@ class Window:
         pairs = ((number, translated(number)) for number in reversed(self.context))
         return dict(reversed([*takewhile(lambda pair: len(pair[1]) > 1, pairs)]))
 
+    def halves(self) -> "list[Window]":
+        """Two windows with the lines, whose joint translation did not separate; none of one line.
+
+        The second one is without context, because the first one is not translated before it.
+        """
+        half = len(self.lines) // 2
+        if half == 0:
+            return []
+        return [replace(self, lines=self.lines[:half]), replace(self, lines=self.lines[half:], context=[])]
+
 
 class Source:
     """The conversion of lines to segments of pieces."""

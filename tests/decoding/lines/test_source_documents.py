@@ -139,14 +139,21 @@ def test_as_many_lines_come_out_as_went_in(tokenizers: Tokenizers) -> None:
     assert found[2].parts == found[6].parts == 0
 
 
-def test_what_does_not_come_apart_is_translated_line_by_line(tokenizers: Tokenizers) -> None:
+def test_what_does_not_come_apart_is_translated_in_halves(tokenizers: Tokenizers) -> None:
     stubborn = set(tokenizers.source.encode("house")) - set(tokenizers.source.encode("The dog sees a cat. A bird."))
     model = Echo(tokenizers.target.size, stubborn=stubborn)
     found = translated(model, tokenizers, LINES, Documents(ids_by_blank_lines(LINES), 100))
     assert [each.text for each in found] == [line.strip() for line in LINES]
-    assert [each.fell_back for each in found] == [False, False, False, True, True, True, False]
-    assert [each.together for each in found] == [2, 2, 1, 3, 3, 3, 1]
-    assert len(model.seen) == 2 + 3
+    assert [each.fell_back for each in found] == [False, False, False, True, False, False, False]
+    assert [each.together for each in found] == [2, 2, 1, 3, 2, 2, 1]
+    assert len(model.seen) == 2 + 1 + 1  # both documents, the last two lines, and the line that has the word
+    lines = [f"{line} {other}" for line, other in zip(LINES[:2] * 4, "abcdefgh", strict=True)]
+    for wrong in range(8):
+        texts = [*lines[:wrong], "The house.", *lines[wrong + 1 :]]
+        found = translated(Echo(tokenizers.target.size, stubborn=stubborn), tokenizers, texts, Documents([1] * 8, 200))
+        assert [each.text for each in found] == texts
+        assert [number for number, each in enumerate(found) if each.fell_back] == sorted((wrong, wrong ^ 1))
+        assert sorted(each.together for each in found) == [2, 2, 2, 2, 4, 4, 4, 4]
 
 
 def test_a_line_too_long_for_the_model_is_cut_as_ever(tokenizers: Tokenizers) -> None:
