@@ -69,7 +69,7 @@ class Int8:
         return out
 
     def _tiles_for(self, count: int) -> Int8Tiles | None:
-        return self._tiles if tiles_are_faster(count) else None
+        return self._tiles if tiles_are_faster(count, self._integers.numel()) else None
 
     def _in_units(self, rows: Tensor) -> tuple[Tensor, NDArray[np.float32]]:
         """Sums (M, O) of rows (M, I), and their units (M,)."""

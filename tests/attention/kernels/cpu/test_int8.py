@@ -27,7 +27,7 @@ def network(attention: str = "full") -> Transformer:
 def test_whole_numbers_within_the_range_are_multiplied_exactly(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not {"tiles": has(BYTES), "onednn": has_whole_products(), "pytorch": True}[by]:
         pytest.skip("this processor has no such products")
-    monkeypatch.setattr("mtkit.attention.kernels.cpu.int8.tiles_are_faster", lambda count: by == "tiles")
+    monkeypatch.setattr("mtkit.attention.kernels.cpu.int8.tiles_are_faster", lambda *_: by == "tiles")
     monkeypatch.setattr("mtkit.attention.kernels.cpu.int8.has_whole_products", lambda: by == "onednn")
     linear = nn.Linear(96, 24)
     weight = torch.randint(-63, 64, (24, 96)).float()

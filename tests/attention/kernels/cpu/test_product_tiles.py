@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from mtkit.attention.kernels.cpu import product_tiles
 from mtkit.attention.kernels.cpu.machine_code import ZERO, round_rows
-from mtkit.attention.kernels.cpu.product import Float32Tiles, Low
+from mtkit.attention.kernels.cpu.product import Float32Tiles, Low, tiles_are_faster
 
 COUNTS = [*range(1, 14), 50]
 SHAPES = [(1, 1), (3, 63), (5, 64), (4, 65), (63, 130), (256, 64), (257, 200)]
@@ -198,7 +198,7 @@ def test_int8_is_the_same_to_the_bit_with_and_without(count: int, bias: bool, mo
     product, x = Int8.rounded(torch.randn(100, 34), torch.randn(100) if bias else None), torch.randn(count, 34)
     found = []
     for faster in (True, False):
-        monkeypatch.setattr("mtkit.attention.kernels.cpu.int8.tiles_are_faster", lambda _, faster=faster: faster)
+        monkeypatch.setattr("mtkit.attention.kernels.cpu.int8.tiles_are_faster", lambda *_, faster=faster: faster)
         sums, units, _ = product.in_units(x)
         found.append([each.numpy() for each in (product(x), sums, units)])
     for one, other in zip(*found, strict=True):
@@ -229,3 +229,24 @@ def test_a_row_in_bfloat16_does_not_depend_on_how_many_stand_beside_it(
     assert product._tiles is not None
     assert product._tiles(x, out) is out
     assert torch.equal(out, whole)
+
+
+@pytest.mark.parametrize(
+    ("amx", "threads", "count", "weights", "faster"),
+    [
+        (True, 1, 16, 8000 * 256, True),
+        (True, 2, 16, 8000 * 256, True),
+        (True, 1, 17, 8000 * 256, False),
+        (True, 1, 256, 1024 * 256, True),
+        (True, 1, 257, 256 * 256, False),
+        (True, 2, 17, 256 * 256, False),
+        (False, 1, 1000, 8000 * 256, True),
+        (False, 2, 17, 256 * 256, False),
+    ],
+)
+def test_tiles_multiply_few_rows_and_with_amx_more_with_small_weights(
+    amx: bool, threads: int, count: int, weights: int, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert tiles_are_faster(count, weights) == faster
