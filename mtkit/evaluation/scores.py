@@ -18,9 +18,9 @@ from sacrebleu.tokenizers.tokenizer_char import TokenizerChar
 
 from mtkit.errors import DataError, MtkitError, did_you_mean, shown
 from mtkit.evaluation.statistics import Statistics, gather, resample, seed
-from mtkit.evaluation.ter_edits import count_edits
 from mtkit.terminal import ProgressBar, silent
 from mtkit.text.languages import bleu_tokenizer, has_spaces, installed_tokenizer
+from mtkit.text.ter_edits import count_edits
 from mtkit.text.words import words
 
 METRICS = ("BLEU", "chrF", "TER")

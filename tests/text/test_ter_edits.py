@@ -7,7 +7,7 @@ from sacrebleu.metrics import TER
 from sacrebleu.metrics.lib_ter import translation_edit_rate
 
 from mtkit.evaluation.scores import make_metric
-from mtkit.evaluation.ter_edits import count_edits
+from mtkit.text.ter_edits import count_edits
 
 
 def _shuffled(words: list[str], draw: random.Random) -> list[str]:
