@@ -146,7 +146,7 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
         )
     missing = [
         f"{question.use}, {sum(len(each.rows) for each in question.measured.values())} trainings of {question.total} "
-        f"entries (`mtkit compare --study {question.study}`)"
+        f"entries (`mtkit compare --study {question.study}`{_minutes(question, shown)})"
         for question in answers
         if not question.complete
     ]
@@ -160,6 +160,14 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
         "- [claims.md](claims.md) compares the claim of each paper with these results; [cost.md](cost.md) "
         "has speed and memory with equal work at 4,096 and 16,384 tokens, in the decoder too.",
     ]
+
+
+def _minutes(question: Question, shown: Sequence[Question]) -> str:
+    """Return the time of one seed, if the first question is of the same study: the shortest times of its trainings."""
+    if question.study != shown[0].study:
+        return ""
+    minutes = sum(min(row["minutes"] for row in each.rows) for each in shown[0].measured.values())
+    return f"; a seed of all takes about {minutes:.0f} minutes of a free core"
 
 
 def _columns() -> str:

@@ -23,7 +23,8 @@ def test_the_page_names_the_best_and_the_worst(results: Path) -> None:
     assert "Of the 26 mechanisms that replace it, 2 are worse than `full` on `select`, and of the 52 others, 0." in text
     # a step of 1 around 90 is 1 / 60 of a radian, so the interval ends 1.99 / 2 / 60 radian, or 1.0 points, from 90
     assert "2 seeds; 3 of 78 differences to `full` (90.0, 95% interval 89.0 to 91.0) are significant" in text
-    assert "(`sort`), 0 trainings of 79 entries (`mtkit compare --study probes`)" in text
+    assert "(`sort`), 0 trainings of 79 entries (`mtkit compare --study probes`; a seed" in text
+    assert "a seed of all takes about 118 minutes" in text  # 79 times 1.5
 
 
 def test_the_fastest_are_mechanisms_that_are_not_worse(results: Path) -> None:
