@@ -6,21 +6,21 @@ Streaming Language Models with Attention Sinks", ICLR 2024, arXiv 2309.17453. Th
 exp(s_ij) / (exp(z_h) + sum_j exp(s_ij)), which is full attention's times sigmoid(log sum_j exp(s_ij) - z_h). The essay
 was not at hand; gpt-oss' code was.
 Departures: the encoder and cross roles are extensions.
-Cost: O(T S) time. Memory is O(T), because scores are computed for some of the queries at a
-time and again in the backward pass, or O(T S) if weights are requested. A step costs O(t).
+Cost: O(T S) time. Memory is O(T), or O(T S) if weights are requested. A step costs O(t).
 
 Weights of a row sum to less than 1: the rest is the sink's. Dropout acts on the weights of keys, not on the sink.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtkit.attention.bases.query_blocks import QueryBlocks
 from mtkit.attention.bases.score_attention import Pairs
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import upcast
+from mtkit.attention.kernels.dot_product import attend, is_plain, upcast
 from mtkit.attention.options import OneOf, Within
 
 KINDS = ("learned", "zero")
@@ -47,6 +47,32 @@ class Sink(QueryBlocks):
     ) -> None:
         super().__init__(site)
         self.sink = nn.Parameter(torch.full((site.heads,), sink_init)) if kind == "learned" else None
+
+    def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
+        """Compute a forward pass by the fused kernel of full attention, with the sink as one more key.
+
+        Two more channels hold its logit: of keys, 0, of the sink's key, 1, and of queries, the logit z_h and the error
+        by which a low type rounds it. A causal pass has one more query too, so that the sink is before all others.
+        """
+        by_query = pairs.valid is not None and pairs.valid.dim() == 3
+        if need_weights or pairs.state is not None or by_query or not is_plain(self.positions):
+            return super().attended(pairs, carry, need_weights)
+        q, v = pairs.q, pairs.values
+        logit = q.new_zeros(1, dtype=torch.float32) if self.sink is None else upcast(self.sink)
+        logit = (logit / self.scale).view(-1, 1, 1).expand(q.shape[1], q.shape[2], 1)
+        coarse = logit.detach().to(q.dtype)
+        fine = (logit - coarse).to(q.dtype)
+        channels = torch.cat([coarse, fine], -1).expand(len(q), -1, -1, -1)
+        width = -(-max(q.shape[3] + 2, v.shape[3]) // 8) * 8  # of queries, keys and values alike, as the kernel has it
+        queries = F.pad(torch.cat([q, channels], -1), (0, width - q.shape[3] - 2, int(pairs.causal), 0))
+        one = F.pad(q.new_ones(len(v), pairs.keys.shape[1], 1, 2), (q.shape[3], width - q.shape[3] - 2))
+        keys = torch.cat([one, F.pad(pairs.keys, (0, width - q.shape[3]))], 2)
+        values = F.pad(v, (0, width - v.shape[3], 1, 0))
+        valid = None if pairs.valid is None else F.pad(pairs.valid, (1, 0), value=True)
+        heads, _ = attend(
+            queries, keys, values, scale=self.scale, causal=pairs.causal, valid=valid, dropout=self.dropout
+        )
+        return heads[:, :, int(pairs.causal) :, : v.shape[3]], None, None
 
     def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """Return the weights of the keys, in float32 at least; they sum to 1 minus the weight of the sink."""
