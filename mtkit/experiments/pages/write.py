@@ -3,7 +3,6 @@
 `python -m mtkit.experiments.pages.write` writes them; a test checks that the committed files are what this makes.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +19,7 @@ from mtkit.experiments.pictures.costs import Cost, draw_cost
 from mtkit.experiments.pictures.points import Point
 from mtkit.experiments.pooled import pool
 from mtkit.recipe.file import STUDIES
-from mtkit.storage.files import write_text
+from mtkit.storage.files import json_text, write_text
 
 DOCS = Path("docs")
 SCORES = STUDIES / "scores.json"
@@ -55,7 +54,7 @@ def files(answers: Sequence[Question], longer: Question) -> dict[Path, str]:
         DOCS / "choose.md": choose_page(answers, longer),
         DOCS / "slow-learners.md": slow_page(answers[0], longer),
         DOCS / "claims.md": claims_page(answers),
-        SCORES: json.dumps(scores_object(shown), indent=1, ensure_ascii=False) + "\n",
+        SCORES: json_text(scores_object(shown), indent=1, ensure_ascii=False) + "\n",
     }
 
 
