@@ -20,7 +20,6 @@ from mtkit.errors import DataError, MtkitError, did_you_mean, shown
 from mtkit.evaluation.statistics import Statistics, gather, resample, seed
 from mtkit.terminal import ProgressBar, silent
 from mtkit.text.languages import bleu_tokenizer, has_spaces, installed_tokenizer
-from mtkit.text.ter_edits import count_edits
 from mtkit.text.words import words
 
 METRICS = ("BLEU", "chrF", "TER")
@@ -88,20 +87,11 @@ def _ter(language: str | None) -> TER:
     Lao, Khmer and Burmese.
     """
     if has_spaces(language):
-        return _FasterTER()
-    return _CharacterTER() if bleu_tokenizer(language) == "char" else _FasterTER(normalized=True, asian_support=True)
+        return TER()
+    return _CharacterTER() if bleu_tokenizer(language) == "char" else TER(normalized=True, asian_support=True)
 
 
-class _FasterTER(TER):  # type: ignore[misc]
-    """sacrebleu's TER with mtkit's edit distances."""
-
-    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: Mapping[str, Any]) -> list[float]:
-        words, references = hypothesis.split(), ref_kwargs["ref_words"]
-        edits = min(count_edits(words, reference) for reference in references)
-        return [edits, sum(map(len, references)) / len(references)]
-
-
-class _CharacterTER(_FasterTER):
+class _CharacterTER(TER):  # type: ignore[misc]
     """TER that counts characters."""
 
     def __init__(self) -> None:
