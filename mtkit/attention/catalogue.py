@@ -29,8 +29,8 @@ SCORES = Path(__file__).parents[1] / "studies" / "scores.json"
 @cache
 def measured() -> Mapping[str, Mapping[str, str]]:
     """Return `good_at` and `row` of each mechanism in SCORES; mechanisms of other packages have none."""
-    found: Mapping[str, Mapping[str, str]] = read_object(SCORES)
-    return found
+    scores: Mapping[str, Mapping[str, str]] = read_object(SCORES)
+    return scores
 
 
 def table() -> str:

@@ -1,4 +1,4 @@
-"""Training pairs in capitals and sources with typing errors, drawn anew each epoch.
+"""Training pairs in capitals and sources with typing errors, other ones in each epoch.
 
 A model whose training text has few of them translates them badly: "A RED HOUSE" is cut into single letters, and a
 letter too few makes another word (Belinkov and Bisk, ICLR 2018, arXiv 1711.02173). The prepared data have pieces, not

@@ -324,7 +324,7 @@ def _separate(
     """The translation of each joined line; empty if the joint translation does not separate into them.
 
     `most` is the setting `max_pieces`. A cut translation is rejected, because the ends of its last lines are missing,
-    and one that is astray, because its lines are not those of the source.
+    and one that is astray, because its lines may translate other lines of the source.
     """
     limits = trained_on.limits(segment.pieces, segment.task, most)
     ended = math.isfinite(joint.score) and not joint.cut and not joint.astray

@@ -289,10 +289,10 @@ class TrainingSettings(Settings):
     """Unigram sampling: each epoch segments the training text again, and samples a segmentation by its probability to
     this power (Kudo, 2018; usually 0.1 to 0.5). Only for unigram tokenizers; 0 disables it."""
     capitals: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Probability that a training pair is in capitals on both sides, drawn anew each epoch (usually 0.05)."""
+    """Probability that a training pair is in capitals on both sides; each epoch draws others (usually 0.05)."""
     typos: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Probability that a training source gets typing errors, one for every ten words, drawn anew each epoch (usually
-    0.1)."""
+    """Probability that a training source gets typing errors, one for every ten words; each epoch draws others
+    (usually 0.1)."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Arithmetic of training. auto is bfloat16 if the hardware has it, float16 on older GPUs, else float32. On CPUs
     with bfloat16 units, it times a few updates of bfloat16 and float32 before the first update, and uses the faster."""

@@ -41,7 +41,7 @@ class Token:
     name: str = ""
     """The name of a tag, in lower case."""
     text: str = ""
-    """What the model reads, of a text."""
+    """The part of a text that the model reads."""
     is_fixed: bool = False
     """Whether the content of a start tag's element stays as it is."""
 

@@ -46,7 +46,7 @@ class _CorrectedSums(torch.autograd.Function):
         k, v, decay, beta = others
         ctx.how = way, chunk
         with torch.autocast(k.device.type, enabled=False):
-            layout, made = Layout(k, chunk), []
+            layout, saved = Layout(k, chunk), []
             outputs = layout.empty(v)
             states = None
             if q is None or layout.count > 1:
@@ -57,21 +57,21 @@ class _CorrectedSums(torch.autograd.Function):
                 z = rows.corrections(layout.load(v, part), borders)
                 if q is not None:
                     layout.store(outputs, part, rows.read(layout.load(q, part), z, borders))
-                made += [z, rows.inverse]
-        ctx.save_for_backward(q, *others, states, *made)
+                saved += [z, rows.inverse]
+        ctx.save_for_backward(q, *others, states, *saved)
         return outputs[:, :, : layout.length] if states is None or q is not None else states[-1].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_result: Tensor) -> tuple[Tensor | None, ...]:
         (way, chunk), saved = ctx.how, ctx.saved_tensors  # read once: a checkpoint hands out tensors a single time
-        q, k, _, decay, beta, states, *made = saved
+        q, k, _, decay, beta, states, *of_parts = saved
         with torch.autocast(d_result.device.type, enabled=False):
             layout = Layout(k, chunk)
             results = [None if x is None else layout.empty(x) for x in saved[:5]]
             d_sums = d_result.clone() if q is None else None if states is None else torch.zeros_like(states[0])
             for number, part in reversed(list(enumerate(_in_order(layout, way)))):
-                z, inverse = made[2 * number : 2 * number + 2]
+                z, inverse = of_parts[2 * number : 2 * number + 2]
                 rows = _Rows(layout, part, way, k, decay, beta, inverse)
                 outer = None if q is None else (layout.load(q, part), layout.load(d_result, part))
                 d_part = None if d_sums is None else d_sums[part.segments]
@@ -153,8 +153,8 @@ class _Rows:
     ) -> Sequence[Tensor | None]:
         """Return the gradients of q, k, v, decay and beta.
 
-        outer: queries and the gradients of outputs. d_sums: the gradient (B, H, K, V) of the sums after the part, which
-        becomes that of the sums before it.
+        outer: queries and the gradients of outputs. d_sums: the gradient (B, H, K, V) of the sums after the part; it is
+        replaced by the gradient of the sums before it.
         """
         columns, d_z, reads = self.beta.mT, torch.zeros_like(z), []
         before, after = ([] if states is None else [self._of_chunks(states, late=late)] for late in (False, True))
@@ -174,7 +174,7 @@ class _Rows:
     def _d_values(
         self, outer: tuple[Tensor, Tensor] | None, d_z: Tensor, d_sums: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the gradients of V from those of Z by the outputs, and of the sums after chunks, if there are any."""
+        """Return the gradients of V, from gradients of Z by the outputs, and of sums after chunks, if there are any."""
         if d_sums is None:
             return self.inverse.mT @ d_z, []
         d_states, d_v = d_z.new_zeros(len(d_z) // self.heads + 1, self.heads, *d_sums.shape[2:]), torch.empty_like(d_z)

@@ -175,8 +175,8 @@ def _columns() -> str:
         f"Cost: growth with the length T. FLOPs: those of a layer at {LENGTH:,} tokens, counted, with default options, "
         "relative to `full`. Speed: how many times faster than `full` the layer is, forward and backward, in processor "
         "time of one thread, in the encoder, or in the decoder for mechanisms without that role. State: memory that "
-        "decoding keeps per hypothesis after 100 tokens of the probes. `mtkit attentions` says that mechanisms without "
-        f"a - are good at long texts if their speed at {LENGTH:,} tokens is at least {FAST:g}, and at small state with "
+        "decoding keeps per hypothesis after 100 tokens of the probes. In `mtkit attentions`, mechanisms without a - "
+        f"are good at long texts if their speed at {LENGTH:,} tokens is at least {FAST:g}, and at small state with "
         f"at most {SAVING:.0%} of the state of `full`."
     )
 

@@ -26,7 +26,7 @@ class Question:
     head: str
     """Head of its column in the table."""
     good: str
-    """What a mechanism is good at that is better than `full` or as good."""
+    """The ability of a mechanism that is better than `full`, or as good."""
     study: str
     task: str | None
     column: str

@@ -23,7 +23,7 @@ from mtkit.storage.files import json_text, write_text
 
 DOCS = Path("docs")
 SCORES = STUDIES / "scores.json"
-"""What `mtkit attentions` shows."""
+"""File of the scores that `mtkit attentions` shows."""
 LEAST = 2
 """Smallest number of seeds of the first question."""
 

@@ -89,7 +89,7 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, layout: WindowLayout, valid: Tensor
 
 
 Mask = tuple[Tensor | None, Tensor | None]
-"""What is added to the scores of blocks (None: nothing), and which queries see a key (None: all)."""
+"""Numbers to add to the scores of blocks (None: none), and a mask of the queries that see a key (None: all)."""
 
 
 def _masks(q: Tensor, layout: WindowLayout, first: int, last: int, valid: Tensor | None) -> list[Mask]:
