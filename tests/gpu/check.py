@@ -37,6 +37,12 @@ class Setup:
     """Folder with the prepared data `builtin` and, for the speed sections, `news`; `builtin` is made if missing."""
     shard: tuple[int, int] = (0, 1)
     """Which of how many processes of this section this is."""
+    mechanisms: tuple[str, ...] = ()
+    """The only mechanisms to check; empty: all."""
+
+    def includes(self, name: str) -> bool:
+        """Whether a mechanism is to be checked."""
+        return not self.mechanisms or name in self.mechanisms
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,7 @@ def _run_process(job: tuple[str, int], arguments: argparse.Namespace, write: Cal
     limit = min(SECTIONS[name].seconds, arguments.limit or 10**6)
     command = [sys.executable, "-m", "tests.gpu.check", name, "--child", str(shard), "--device", arguments.device]
     command += ["--data", str(arguments.data), *(["--tiny"] if arguments.tiny else [])]
+    command += ["--mechanisms", arguments.mechanisms] if arguments.mechanisms else []
     begin = time.monotonic()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -130,6 +137,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a dry run [default: cuda]")
     parser.add_argument("--tiny", action="store_true", help="sizes of the dry run")
     parser.add_argument("--data", type=Path, default=Path("mtkit-gpu-check"), help="folder of prepared data")
+    parser.add_argument("--mechanisms", default="", help="the only mechanisms that are compared: A,B [default: all]")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time; 1 for speed [default: 1]")
     parser.add_argument("--limit", type=int, help="seconds of each section at most")
     parser.add_argument("--output", type=Path, help="file that the results are also written to")
@@ -137,7 +145,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.child is not None:
         name = arguments.sections[0]
-        setup = Setup(arguments.device, arguments.tiny, arguments.data, (arguments.child, SECTIONS[name].shards))
+        mechanisms = tuple(filter(None, arguments.mechanisms.split(",")))
+        shard = arguments.child, SECTIONS[name].shards
+        setup = Setup(arguments.device, arguments.tiny, arguments.data, shard, mechanisms)
         _child(name, setup)
         return 0
     lock, results = threading.Lock(), list[Result]()

@@ -27,7 +27,7 @@ def decoding(setup: Setup) -> Iterator[Result]:
     """Translations by a model that has learned for a short time, with `full` and with each other mechanism."""
     prepared, updates = builtin(setup), 2 if setup.tiny else 60
     lines = [*prepared.tests["test"].source_text[: 8 if setup.tiny else 60], "", "a", "A a . " * 60]
-    names = [name for name in mechanisms() if name != "full"]
+    names = [name for name in mechanisms() if name != "full" and setup.includes(name)]
     for name in ["full", *own(setup, names)]:
         with TemporaryDirectory() as folder:
             settings = {"max_updates": updates, "validate_every": updates}
