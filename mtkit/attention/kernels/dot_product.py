@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.fused import fused_attention
+from mtkit.attention.kernels.fused import fused_attention, hides_all_keys, padding_bias
 from mtkit.attention.slots import Positions
 
 PAIR = 1.25
@@ -124,6 +124,8 @@ def attend(
             return _fused_by_group(q, k, v, scale=scale, dropout=dropout, is_causal=causal), None
         mask = bias.masked_fill(~_triangle(q, k), float("-inf")) if causal else bias
         return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=mask), None
+    if bias is None and not by_query and hides_all_keys(q):
+        return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=padding_bias(valid, q.dtype)), None
     visible = valid[:, None] & _triangle(q, k) if causal else valid[:, None] if by_query else valid[:, None, None]
     some = visible.any(-1, keepdim=True)  # (B, 1, 1 or T, 1)
     # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared

@@ -7,6 +7,7 @@ and their softmax are in float32; weights and gradients are rounded to bfloat16 
 
 from functools import cache
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -113,6 +114,41 @@ def fused_attention(
         with torch.autocast("cpu", enabled=False):  # which would cast back
             return _fused(q.float(), k.float(), v.float(), scale, mask, dropout, is_causal).bfloat16()
     return _fused(q, k, v, scale, mask, dropout, is_causal)
+
+
+def hides_all_keys(q: Tensor) -> bool:
+    """Whether a query (B, H, T, K) all of whose scores get -inf gets zero, and no gradient, from the fused kernel.
+
+    On CUDA all kernels of PyTorch do so, cuDNN's aside.
+    """
+    return q.is_cuda and not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+ALIGNED = 16
+"""Numbers between rows of a mask, at least: CUDA's kernel for attention with a mask copies a mask of other rows."""
+
+_latest: list[Any] = [lambda: None, None]
+"""The `padding_bias` made last: a reference to its `valid`, its version and the type; the result."""
+
+
+@torch.inference_mode(False)  # the kept tensor also serves training
+def padding_bias(valid: Tensor, dtype: torch.dtype) -> Tensor:
+    """What to add to scores so that only keys of `valid` (B, S) are seen: 0 and -inf, (B, 1, 1, S).
+
+    All layers that read the same padding share one, made by the first of them: to make it takes a GPU longer than to
+    read it.
+    """
+    made, *state, bias = _latest
+    # a CUDA graph would read the result of another one, and a tensor of inference mode does not know its changes
+    kept = not (valid.is_inference() or (valid.is_cuda and torch.cuda.is_current_stream_capturing()))
+    if kept and made() is valid and state == [valid._version, dtype]:
+        return bias
+    length = valid.shape[1]
+    bias = torch.full((len(valid), 1, 1, -(-length // ALIGNED) * ALIGNED), -torch.inf, dtype=dtype, device=valid.device)
+    bias = bias[..., :length].masked_fill_(valid[:, None, None], 0.0)
+    if kept:
+        _latest[:] = ref(valid), valid._version, dtype, bias
+    return bias
 
 
 @cache

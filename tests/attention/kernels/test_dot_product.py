@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from mtkit.attention.contract import Site
+from mtkit.attention.kernels import dot_product
 from mtkit.attention.kernels.dot_product import (
     attend,
     attend_cached,
@@ -88,6 +89,21 @@ def test_a_segment_without_keys_gives_zero_and_finite_gradients(need_weights: bo
     assert output[0].any()
     assert not output[1].any()
     assert all(each.isfinite().all() for each in torch.autograd.grad(output.sum(), qkv))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_padding_that_a_gpu_reads_is_the_same_attention(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qkv, valid = inputs(dtype=dtype), torch.cat([VALID[1:], torch.zeros(1, 7, dtype=torch.bool)])
+    wanted, _ = attend(*qkv, scale=SCALE, valid=valid)
+    monkeypatch.setattr(dot_product, "hides_all_keys", lambda q: True)  # true of the CPU's kernel too
+    got, _ = attend(*qkv, scale=SCALE, valid=valid)
+    assert wanted[0].any()
+    torch.testing.assert_close(got, wanted)
+    upstream = torch.randn_like(got)
+    gradients = [torch.autograd.grad(output, qkv, upstream) for output in (got, wanted)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_no_logit_is_large_enough_to_overcome_the_mask() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.kernels import fused
-from mtkit.attention.kernels.fused import fused_attention
+from mtkit.attention.kernels.fused import fused_attention, padding_bias
 
 SCALE = 0.4
 
@@ -71,3 +71,30 @@ def test_dropped_weights_are_scaled_up() -> None:
     whole = fused_attention(q.detach(), k.detach(), v, scale=SCALE)
     assert (weights == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
     torch.testing.assert_close(weights[weights != 0], whole[weights != 0] / 0.75, rtol=0.03, atol=0.01)
+
+
+def test_layers_share_what_hides_padding_until_the_padding_changes() -> None:
+    valid = torch.tensor([[True, True, False], [False, False, False]])
+    bias = padding_bias(valid, torch.bfloat16)
+    hidden = -torch.inf
+    assert bias.tolist() == [[[[0.0, 0.0, hidden]]], [[[hidden] * 3]]]
+    assert bias.stride() == (16, 16, 16, 1)  # the kernel copies a mask whose strides are no multiples of 16
+    assert padding_bias(valid, torch.bfloat16) is bias
+    assert padding_bias(valid, torch.float32).dtype == torch.float32
+    assert padding_bias(valid[:], torch.float32) is not padding_bias(valid, torch.float32)
+    before = padding_bias(valid, torch.bfloat16)
+    valid[1] = True
+    assert before[1].isinf().all()
+    assert not padding_bias(valid, torch.bfloat16)[1].any()
+
+
+def test_padding_of_inference_mode_is_made_anew_and_serves_training_too() -> None:
+    with torch.inference_mode():
+        valid = torch.tensor([[True, False]])
+        padding_bias(valid, torch.float32)
+        valid[:] = True
+        assert not padding_bias(valid, torch.float32).any()
+    outside = torch.tensor([[True, False]])
+    with torch.inference_mode():
+        padding_bias(outside, torch.float32)
+    assert not padding_bias(outside, torch.float32).is_inference()
