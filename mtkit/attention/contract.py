@@ -426,6 +426,24 @@ def reorder(state: State, index: Tensor) -> State:
     return reordered
 
 
+def overwrite(state: State, source: Tensor, target: Tensor) -> State:
+    """Return the state in which hypotheses `target` (M,) are copies of `source` (M,), counted over (B, N).
+
+    They are copied in the tensors of the given state, so nothing else may use these tensors. No target is a source.
+    """
+
+    def overwritten(value: Tensor) -> Tensor:
+        value = _writable(value)
+        if value.stride(0) != value.shape[1] * value.stride(1):
+            value = value.contiguous()
+        rows = value.flatten(0, 1)  # a view
+        rows.index_copy_(0, target, rows.index_select(0, source))
+        return value
+
+    result: State = _map_tensors(state, overwritten, skip="shared")
+    return result
+
+
 def close_gaps(state: State, index: Tensor) -> State:
     """Return the state of B' segments as `reorder` does, copying few: index[i] is either i or at least B'.
 
@@ -437,14 +455,19 @@ def close_gaps(state: State, index: Tensor) -> State:
     fillers = index[gaps]
 
     def closed(value: Tensor) -> Tensor:
-        if any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True)):
-            value = value.contiguous()  # an expanded tensor cannot be written in place
+        value = _writable(value)
         if len(gaps):
             value.index_copy_(0, gaps, value.index_select(0, fillers))
         return value[:count]
 
     reordered: State = _map_tensors(state, closed)
     return reordered
+
+
+def _writable(value: Tensor) -> Tensor:
+    """Return the tensor, or a copy if it is expanded, because numbers that stand for several cannot be written."""
+    expanded = any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True))
+    return value.contiguous() if expanded else value
 
 
 def _map_tensors(value: Any, change: Callable[[Tensor], Tensor], skip: str | None = None) -> Any:

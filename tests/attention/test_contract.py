@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Attended, Attention, Beginning, Inputs, Site, State, build, mechanisms, reorder
-from mtkit.attention.contract import close_gaps
+from mtkit.attention.contract import close_gaps, overwrite
 from mtkit.decoding.search.continuations import still_running
 from mtkit.model.build import build_model
 from mtkit.model.network import Network
@@ -129,7 +129,18 @@ def test_a_state_is_what_reorder_makes_of_it(name: str, role: str) -> None:
     net = build_model(load_recipe(None, other), source_vocabulary=24, target_vocabulary=24).eval()
     source, target = torch.randint(4, 24, (7, 9)), torch.randint(4, 24, (7, 2, 12))
     valid = torch.arange(9) < torch.tensor([9, 4, 2, 7, 9, 1, 8])[:, None]
-    _, state = walked(net, net.start(net.encode(source, valid), hypotheses=2), target, 0, 5)
+    _, state = walked(net, net.start(net.encode(source, valid), hypotheses=2), target, 0, 4)
+    weights = [weight.clone() for weight in [*net.parameters(), *net.buffers()]]
+    copied = torch.tensor([[0, 1], [0, 0], [1, 1], [0, 1], [1, 1], [0, 0], [0, 1]])  # which hypothesis each becomes
+    expected, state = (
+        reorder(copy.deepcopy(state), copied),
+        overwrite(state, *torch.tensor([[2, 5, 9, 10], [3, 4, 8, 11]])),
+    )
+    target[..., :4] = target[..., :4].take_along_dim(copied[..., None], 1)
+    one, _ = walked(net, expected, target, 4, 5)
+    two, state = walked(net, state, target, 4, 5)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(two, one, strict=True))
+    assert all(map(torch.equal, weights, [*net.parameters(), *net.buffers()]))
     for index, until in (([0, 5, 2, 6, 4], 8), ([0, 4, 2], 10), ([0], 12)):  # gaps, one gap and an end, an end
         kept = torch.tensor(index)
         expected, other_state = reorder(copy.deepcopy(state), kept), close_gaps(state, kept)
@@ -146,6 +157,16 @@ def test_segments_that_are_one_in_memory_come_apart() -> None:
     after = close_gaps(state, torch.tensor([0, 3]))
     assert after["x"].tolist() == [[3.0] * 5] * 2
     assert after["y"].tolist() == [0, 3]
+
+
+def test_hypotheses_that_are_one_in_memory_come_apart() -> None:
+    one = torch.tensor([[[1.0]], [[2.0]]])
+    state = {"x": one.expand(2, 3, 1), "turned": torch.arange(6).view(3, 2).T, "shared": {"y": torch.arange(2)}}
+    after = overwrite(state, torch.tensor([0, 5]), torch.tensor([2, 3]))
+    assert after["x"].squeeze(2).tolist() == [[1.0] * 3, [2.0] * 3]
+    assert after["turned"].tolist() == [[0, 2, 0], [5, 3, 5]]
+    assert one.flatten().tolist() == [1.0, 2.0]
+    assert after["shared"]["y"].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

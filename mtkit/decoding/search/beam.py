@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import close_gaps, reorder
+from mtkit.attention.contract import close_gaps
 from mtkit.decoding.contract import Hypotheses, SourceBatch
 from mtkit.decoding.search.continuations import (
     allowed_log_probs,
@@ -25,6 +25,7 @@ from mtkit.decoding.search.continuations import (
     still_running,
 )
 from mtkit.decoding.search.endings import Lines
+from mtkit.decoding.search.places import Places
 from mtkit.decoding.search.terms import RequiredPieces, fewest_missed_first
 from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
@@ -41,11 +42,12 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
     prefixes = _Prefixes(batch, with_coverage)
     terms = None if batch.terms is None else RequiredPieces(batch, batch.terms, settings.beam)
     beam = settings.beam if terms is None else terms.width
-    ended, lines = _Ended(batch, beam, settings.beam), Lines(batch)
+    ended, lines, places = _Ended(batch, beam, settings.beam), Lines(batch), Places()
     state = begin(model, batch, hypotheses=1)  # one hypothesis suffices: the first step makes several of it
     for step in range(batch.longest):
         batch.check()
-        logits, state, weights = model.step(prefixes.token, state, need_weights=with_coverage)
+        hypotheses = prefixes.token.shape[1]
+        logits, state, weights = places.step(model, prefixes.token, state, need_weights=with_coverage)
         if weights is not None:
             prefixes.attention += weights
         forbid = None
@@ -70,10 +72,11 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
             state, parents = close_gaps(state, running), parents[running]
             prefixes.keep(running)
             lines.keep(running)
+            places.keep(running)
             if terms is not None:
                 terms.keep(running)
         if beam > 1:
-            state = reorder(state, parents)
+            state = places.follow(state, parents, hypotheses)
     found = ended.hypotheses(settings.length_penalty)
     if batch.terms is not None:
         found = fewest_missed_first(found, batch, batch.terms)

@@ -149,6 +149,37 @@ def attend_rows(
                 out[b, n, h, v] = total[v] / normaliser
 
 
+@compiled("int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1]")
+def settle(parents: Places, place: Places, rank: Places, moves: Places, count: Places) -> None:
+    """Replace the places (B, N) of hypotheses by those of their children, whose parents are (B, N), all by rank.
+
+    The first child stays in its parent's place; another one gets a place that no parent has. Writes the rank (B, N) of
+    the child in each place, the copies that this takes, from moves[0] to moves[1], counted over (B, N), and their
+    number.
+    """
+    segments, hypotheses = place.shape
+    before = np.empty(hypotheses, np.int64)
+    count[0] = 0
+    for b in range(segments):
+        for n in range(hypotheses):
+            before[n] = place[b, n]
+            rank[b, n] = -1
+        for n in range(hypotheses):
+            own = before[parents[b, n]]
+            place[b, n] = own
+            if rank[b, own] < 0:
+                rank[b, own] = n
+        free = 0
+        for n in range(hypotheses):
+            own = place[b, n]
+            if rank[b, own] != n:
+                while rank[b, free] >= 0:
+                    free += 1
+                rank[b, free], place[b, n] = n, free
+                moves[0, count[0]], moves[1, count[0]] = b * hypotheses + own, b * hypotheses + free
+                count[0] += 1
+
+
 LOGITS = 64
 """Logits per block: a block whose largest logit is too small is not read again."""
 
