@@ -45,6 +45,16 @@ class ProductAttention(ScoreAttention):
 
     transposed = False
 
+    def pairs(
+        self, query: Tensor, memory: Tensor | None = None, valid: Tensor | None = None, task: Tensor | None = None
+    ) -> Pairs:
+        """Compute the pairs of a forward pass; queries, keys and values of the same tokens by `queries_keys_values`."""
+        if memory is not None:
+            return super().pairs(query, memory, valid, task)
+        q, keys, values = self.queries_keys_values(query)
+        position = numbers(0, query.shape[1], query.device)
+        return Pairs(q, {"keys": keys, "values": values}, position, position, valid, self.site.causal, task)
+
     def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
         """softmax(Q K^T / sqrt(K)) V over the visible keys: one kernel for a whole sequence, another for a step."""
         q, keys, values, visible = pairs.q, pairs.keys, pairs.values, pairs.visible
