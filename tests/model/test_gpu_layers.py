@@ -1,0 +1,141 @@
+"""The kernels of a GPU, run by Triton's interpreter on the CPU, against the equations in float64."""
+
+import importlib.util
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.model import gpu_layers, layers
+from mtkit.model.build import build_model
+from mtkit.model.gpu_layers import add_and_norm, linear_relu, trains_fused
+from mtkit.model.layers import FeedForward, Residual
+from mtkit.recipe import ModelSettings, make_recipe
+
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 6e-3}
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # before the first import of Triton
+    pytest.importorskip("triton")
+    spec = importlib.util.find_spec("mtkit.model.gpu_kernels")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        module.add_rows[(1,)](torch.ones(2, 16), torch.ones(16), 2, WIDTH=16, COLUMNS=16, ROWS=16)
+    except Exception as error:
+        pytest.skip(f"Triton's interpreter does not run here: {error}")
+    monkeypatch.setattr(gpu_layers, "kernels", lambda: module)
+    return module
+
+
+def mixed(x: Tensor) -> Tensor:
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def kept(seed: int, shape: torch.Size, share: float) -> Tensor:
+    """The mask of dropout: 24 bits of each place, mixed with the halves of the seed."""
+    place = torch.arange(shape.numel()).view(shape) + (seed & 0xFFFFFFFF)
+    return mixed(mixed(place & 0xFFFFFFFF) ^ (seed >> 32)) >> 8 >= round(share * 2**24)
+
+
+def close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    return bool((one.double() - other).norm() <= TOLERANCE[dtype] * other.norm())
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("shifted", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize(("rows", "width"), [(1, 512), (7, 48), (1030, 16), (2, 1025)])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_sum_and_norm_are_the_equation(
+    dtype: torch.dtype, rows: int, width: int, share: float, shifted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_layers, "PROGRAMS", 3)
+    norm = nn.LayerNorm(width).to(dtype)
+    x, branch, upstream = (torch.randn(2, rows, width).to(dtype) for _ in range(3))
+    given = [x, branch, torch.randn(width).to(dtype), *(nn.init.normal_(each.data) for each in norm.parameters())]
+    wide = [each.double().requires_grad_() for each in given]
+    torch.manual_seed(5)
+    mask = kept(int(torch.randint(2**62, (1,))), x.shape, share)
+    summed = wide[0] + (wide[1] + wide[2] * shifted) * mask / (1 - share)
+    wanted = F.layer_norm(summed, (width,), wide[3], wide[4])
+    torch.manual_seed(5)
+    inputs = [each.requires_grad_() for each in (x, branch, given[2])] + [*norm.parameters()]
+    got = add_and_norm(x, branch, inputs[2] if shifted else None, norm, share)
+    assert got.dtype == dtype
+    assert close(got, wanted, dtype)
+    used = [number for number in range(5) if shifted or number != 2]
+    gradients = torch.autograd.grad(got, [inputs[number] for number in used], upstream)
+    expected = torch.autograd.grad(wanted, [wide[number] for number in used], upstream.double())
+    assert all(close(one, other, dtype) for one, other in zip(gradients, expected, strict=True))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_masks_have_the_share_of_zeros_and_differ_between_calls() -> None:
+    norm, x = nn.LayerNorm(64), torch.zeros(500, 64)
+    masks = []
+    for _ in range(2):
+        branch = torch.randn(500, 64, requires_grad=True)
+        gradient = torch.autograd.grad(
+            add_and_norm(x, branch, None, norm, 0.2).square().sum() * 0.5 + branch.sum(), branch
+        )
+        masks.append(gradient[0] != 1.0)
+    one, other = (mask.float().mean() for mask in masks)
+    assert abs(one - 0.8) < 0.01
+    assert abs(other - 0.8) < 0.01
+    assert abs((masks[0] & masks[1]).float().mean() - 0.64) < 0.015
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("rows", "width"), [(1, 512), (70, 48), (9, 300)])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_map_with_relu_is_the_equation(
+    dtype: torch.dtype, rows: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_layers, "PROGRAMS", 4)
+    inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in ((rows, 20), (width, 20), (width,))]
+    wide = [each.detach().double().requires_grad_() for each in inputs]
+    got, wanted = linear_relu(*inputs), F.linear(*wide)
+    wanted = torch.where(got > 0, wanted, 0.0)  # near zero, rounding decides
+    upstream = torch.randn(rows, width).to(dtype)
+    assert close(got, wanted, dtype)
+    gradients = [torch.autograd.grad(y, of, upstream.type_as(y)) for y, of in ((got, inputs), (wanted, wide))]
+    assert all(close(one, other, dtype) for one, other in zip(*gradients, strict=True))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_model_has_the_same_output_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"d_model": 32, "feed_forward": 48, "heads": 4, "encoder_layers": 1, "decoder_layers": 1}
+    recipe = make_recipe({"model": {**small, "norm": "post", "dropout": 0.0, "activation": "relu"}})
+    model = build_model(recipe, source_vocabulary=50, target_vocabulary=50, tasks=1).train()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 0.1, 0.3)
+    pieces, results = torch.randint(4, 50, (3, 5)), []
+    for fused in (False, True):
+        monkeypatch.setattr(layers, "trains_fused", lambda *_, fused=fused: fused)
+        hidden = model(pieces, pieces).hidden
+        assert ("AddAndNorm" in str(hidden.grad_fn)) == fused
+        (hidden * torch.arange(32)).sum().backward()
+        results.append([hidden, *(each.grad for each in model.parameters())])
+        model.zero_grad()
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cpu_has_no_such_kernels() -> None:
+    assert not trains_fused(torch.zeros(2, 8))
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_bias_can_be_added_after_the_feed_forward_layer(norm: str) -> None:
+    settings = ModelSettings(d_model=8, heads=2, dropout=0.0, norm=norm)
+    residual, feed_forward, x = Residual(settings), FeedForward(8, 12, "gelu", 0.0), torch.randn(2, 3, 8)
+    nn.init.normal_(feed_forward.outer.bias)
+    later = residual.after(x, feed_forward(x, biased=False), feed_forward.outer.bias)
+    torch.testing.assert_close(later, residual.after(x, feed_forward(x)))
