@@ -124,12 +124,16 @@ def start_sums(*names: str) -> State:
     return {**dict.fromkeys(names, 0.0), "count": 0}
 
 
-def add_rows(state: State, **rows: Tensor) -> State:
+def add_rows(state: State, **rows: Tensor | tuple[Tensor, Tensor]) -> State:
     """The sums with the rows (B, N, ...) of one more token added, by name, in place and in float32 at least.
 
-    The state keeps sums, not means, because a mean updated in place drifts.
+    A row may be a product of two factors, which broadcast. The state keeps sums, not means, because a mean updated in
+    place drifts.
     """
     after = {**state, "count": state["count"] + 1}
     for name, row in rows.items():
-        after[name] = state[name].add_(row) if state["count"] else upcast(row).clone()
+        if isinstance(row, tuple):
+            after[name] = state[name].addcmul_(*row) if state["count"] else upcast(row[0] * row[1])
+        else:
+            after[name] = state[name].add_(row) if state["count"] else upcast(row).clone()
     return after

@@ -157,7 +157,7 @@ class Luna(HeadAttention):
         q, k, v, a = (x.transpose(1, 2) for x in self._tokens(query, state["shared"]["asks"]))  # each (B, N, H, ...)
         with torch.autocast(query.device.type, enabled=False):
             a = a.unsqueeze(-1)
-            state = add_rows(state, keys=a * k.unsqueeze(-2), values=a * v.unsqueeze(-2))  # (B, N, H, l, K)
+            state = add_rows(state, keys=(a, k.unsqueeze(-2)), values=(a, v.unsqueeze(-2)))  # (B, N, H, l, K)
             keys, values, count = state["keys"], state["values"], state["count"]
             weights = (keys @ (q * (self.scale / count)).unsqueeze(-1)).squeeze(-1).softmax(-1)
             heads = (weights.unsqueeze(-2) @ values).squeeze(-2) / count

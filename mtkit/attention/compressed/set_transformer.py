@@ -89,7 +89,7 @@ class SetTransformer(HeadAttention):
         if inputs.memory is not None:
             keys, values, has_read = self._points_read(*self.keys_values(inputs.memory), inputs.memory_valid)
             return {"shared": {"keys": keys, "values": values, "some": has_read}}, None
-        shape, width = (self.site.heads, len(self.points)), self.projection.value_width
+        shape, width = (len(self.points), self.site.heads), self.projection.value_width
         return start_softmax(inputs.batch_size, inputs.hypotheses, *shape, width=width, like=self.points), None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
@@ -102,9 +102,9 @@ class SetTransformer(HeadAttention):
             )
             return Attended(self.merge_heads(heads.transpose(1, 2), inputs.query)), state
         k, v = self.keys_values(inputs.query)
-        scores = scores_of(self._point_queries(), k, self.scale).movedim(3, 1).unsqueeze(-1)  # (B, N, H, m, 1)
-        state = add_keys(state, scores, v.transpose(1, 2)[:, :, :, None, None])
-        heads = self._read(state["mean"].movedim(1, 3), q)
+        scores = scores_of(self._point_queries(), k, self.scale).permute(0, 3, 2, 1).unsqueeze(-1)  # (B, N, m, H, 1)
+        state = add_keys(state, scores, v.transpose(1, 2)[:, :, None, :, None])
+        heads = self._read(state["mean"].flatten(3), q)
         return Attended(self.merge_heads(heads, inputs.query)), state
 
     @torch.no_grad()
@@ -172,9 +172,9 @@ class SetTransformer(HeadAttention):
         return self._biased(heads.type_as(q))
 
     def _read(self, means: Tensor, q: Tensor) -> Tensor:
-        """Return the heads (B, H, N, V) of queries (B, H, N, K), given the points' means (B, H, m, N, V)."""
+        """Return the heads (B, H, N, V) of queries (B, H, N, K), given the points' means (B, N, m, D)."""
         keys, values = self._head_maps(q)
-        rows = means.type_as(q).permute(0, 3, 2, 1, 4).flatten(3)  # (B, N, m, D)
+        rows = means.type_as(q)
         mapped_q = torch.einsum("bhtk,hkd->bthd", q * self.scale, keys)
         read = safe_softmax(mapped_q @ rows.transpose(-1, -2), None).type_as(rows) @ rows  # (B, N, H, D)
         return self._biased(torch.einsum("bthd,hvd->bhtv", read, values))

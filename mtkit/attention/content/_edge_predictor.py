@@ -121,11 +121,14 @@ class EdgePredictor(nn.Module):
     def newest(
         self, opened: Tensor, i: Tensor, candidates: Candidates, free: Tensor, state: LstmState | None = None
     ) -> tuple[Tensor, LstmState]:
-        """Choose the best targets (B, G, c, edges) of independent sources.
+        """Choose the best targets (B, G, c, edges) of independent sources; fewer if there are fewer candidates.
 
         opened (B, G, c, E or 4E) from `opened`, i (c,) or (1,), free as in `free_candidates`. The state (of `sequence`)
         is what the last call returned, one for each of the c.
         """
+        if not self.sequence and free.shape[-1] <= self.edges:  # all are chosen, in whatever order
+            targets = torch.arange(free.shape[-1], device=free.device).where(free, -1)
+            return targets.expand(len(opened), self.graphs, opened.shape[2], -1), (opened, opened)
         with torch.autocast(opened.device.type, enabled=False):
             edges, state = self._choose(opened, i, candidates, free, None, state)
         return edges.targets, state

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.bases.caches import append, start_cache, written
+from mtkit.attention.bases.caches import append, picked, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.content._clusters import enlist, enlisted, start_lists
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import safe_softmax, upcast
+from mtkit.attention.kernels.dot_product import attend_step, upcast
 from mtkit.attention.kernels.reproducible import random_key, replay_choice
 from mtkit.attention.kernels.tiled_softmax import FAR
 from mtkit.attention.kernels.windowed_rows import SHORTEST, attend_layouts, stream_rows
@@ -30,6 +30,8 @@ from mtkit.attention.options import Null, Positive, Within, refused
 from mtkit.attention.slots import combining
 from mtkit.device import to_device
 
+FEW = 2
+"""Keys up to which all are read, with a mask, in shares of the places in the lists: picking a row costs several."""
 LAST_RESORT = -1e5
 """The paper's score of a token with itself."""
 ROTATED_AT_ONCE = 1 << 20
@@ -104,15 +106,19 @@ class Reformer(HeadAttention):
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         q, v, buckets = (x.squeeze(-2 if x.is_floating_point() else -1) for x in self._hashed(rows, None, here))
         q, v, buckets = (x.unflatten(0, query.shape[:2]) for x in (q, v, buckets))
-        picks, lists = self._listed(buckets, state["lists"], state["count"])
+        members, seen, lists = self._listed(buckets, state["lists"], state["count"])
         state = {**append(state, keys=_keys(q), values=v), "lists": lists}
-        index = picks.clamp(min=0).unsqueeze(-1)
-        keys, values = (
-            written(state, name).take_along_dim(index, dim=3) for name in ("keys", "values")
-        )  # (B, N, H, picks, K)
-        visible = (picks >= 0).unsqueeze(-2)
-        weights = safe_softmax(q.unsqueeze(-2) @ keys.transpose(-1, -2), visible).type_as(v)
-        heads = torch.where(visible.any(-1), (weights @ values).squeeze(-2), v)
+        keys, values = written(state, "keys"), written(state, "values")
+        length = keys.shape[3]
+        if length <= FEW * members.shape[-1]:
+            everywhere = torch.zeros(*q.shape[:3], length + 1, dtype=torch.bool, device=q.device)
+            visible = everywhere.scatter_(-1, members.where(seen, length), True)[..., :-1]
+        else:
+            picks = members.masked_fill(~seen, -1).sort(dim=-1).values
+            visible = (picks >= 0) & F.pad(picks[..., 1:] != picks[..., :-1], (1, 0), value=True)  # each once
+            keys, values = (picked(x, picks.clamp(min=0)) for x in (keys, values))
+        heads, _ = attend_step(q, keys, values, scale=1.0, visible=visible)
+        heads = torch.where(visible.any(-1, keepdim=True), heads, v)
         return Attended(self.merge_heads(heads.transpose(1, 2), query)), state
 
     def after_update(self, update: int, total_updates: int) -> None:
@@ -182,19 +188,18 @@ class Reformer(HeadAttention):
         layouts = sorted_chunks(buckets, valid, self.chunk, self.across_buckets, self.site.causal)
         return attend_layouts(q.transpose(1, 2), v.transpose(1, 2), layouts, dropout=self.dropout).transpose(1, 2)
 
-    def _listed(self, buckets: Tensor, lists: State, position: int) -> tuple[Tensor, State]:
-        """Return the positions that the newest token sees, and the lists with the token in its buckets.
+    def _listed(self, buckets: Tensor, lists: State, position: int) -> tuple[Tensor, Tensor, State]:
+        """Return positions, which of them the newest token sees, and the lists with the token in its buckets.
 
-        buckets (B, N, H, rounds); positions (B, N, H, places), each once; -1 marks an empty place.
+        buckets (B, N, H, rounds); both results are (B, N, H, places), and a position may be there several times.
         """
         bucket = buckets.flatten(2)  # (B, N, H * rounds)
         lists = enlist(lists, bucket, position, 2 * self.chunk)
         members, rank = enlisted(lists, bucket)
         newest = rank.amax(-1, keepdim=True)
         seen = (rank >= (newest // self.chunk - 1).clamp(min=0) * self.chunk) & (rank < newest)
-        picks = members.masked_fill(~seen, -1).unflatten(2, buckets.shape[2:]).flatten(-2).sort(dim=-1).values
-        repeated = F.pad(picks[..., 1:] == picks[..., :-1], (1, 0))
-        return picks.masked_fill(repeated, -1), lists
+        members, seen = (x.unflatten(2, buckets.shape[2:]).flatten(-2) for x in (members, seen))
+        return members, seen, lists
 
 
 def _keys(q: Tensor) -> Tensor:

@@ -191,12 +191,11 @@ class Routing(HeadAttention):
     def _step_over_source(self, query: Tensor, shared: State) -> Tensor:
         """Attend to the source keys of each query's cluster; (B, N, D)."""
         q, xq = self._queries(query)
-        place = self.centroids.nearest(xq).unsqueeze(-1)  # (B, H, N, 1)
-        keys, values = (
-            shared[name].flatten(3).take_along_dim(place, 2).unflatten(3, shared[name].shape[3:]).transpose(1, 2)
-            for name in ("keys", "values")
+        cluster = self.centroids.nearest(xq).unsqueeze(-1)  # (B, H, N, 1)
+        keys, values, visible = (
+            rows_at(shared[name].flatten(3), cluster).unflatten(4, shared[name].shape[3:]).squeeze(3).transpose(1, 2)
+            for name in ("keys", "values", "valid")
         )
-        visible = shared["valid"].take_along_dim(place, 2).transpose(1, 2)
         rows = self._normalized(q).transpose(1, 2)
         heads, _ = attend_step(rows, keys, values, scale=self.scale, visible=visible)
         return self.merge_heads(heads.transpose(1, 2), query)

@@ -94,10 +94,14 @@ def start_softmax(batch_size: int, hypotheses: int, *queries: int, width: int, l
 def add_keys(state: State, scores: Tensor, values: Tensor) -> State:
     """The softmax with L more keys: scores (B, N, *queries, L), values (B, N, *queries, L, V), which broadcast.
 
-    Its result is the "mean" of the state.
+    Its result is the "mean" of the state, which a single key changes in place.
     """
     with torch.autocast(scores.device.type, enabled=False):
         scores, values = upcast(scores), upcast(values)
+        if scores.shape[-1] == 1 and not torch.is_grad_enabled():
+            log_sum = torch.logaddexp(state["log_sum"], scores.squeeze(-1))
+            share = (scores - log_sum.unsqueeze(-1)).exp()
+            return {**state, "log_sum": log_sum, "mean": state["mean"].lerp_(values.squeeze(-2), share)}
         part_mean = (scores.softmax(-1).unsqueeze(-2) @ values).squeeze(-2)
         log_sum, mean = join(state["log_sum"], state["mean"], scores.logsumexp(-1), part_mean)
     return {**state, "log_sum": log_sum, "mean": mean}

@@ -191,8 +191,8 @@ def test_a_step_keeps_as_much_as_there_are_points() -> None:
     for _ in range(3):
         _, state = decoder.step(torch.randn(2, 4, 32), state)
         assert {key: tuple(value.shape) for key, value in state.items()} == {
-            "mean": (2, 4, 4, 5, 8),
-            "log_sum": (2, 4, 4, 5),
+            "mean": (2, 4, 5, 4, 8),
+            "log_sum": (2, 4, 5, 4),
         }
     shared = cross.start(2, torch.randn(2, 50, 32), hypotheses=4)[0]["shared"]
     assert shared["keys"].shape == shared["values"].shape == (2, 4, 6, 8)

@@ -140,10 +140,12 @@ def test_a_step_reads_two_chunks_a_round_and_keeps_lists_of_that_length() -> Non
     assert state["lists"]["members"].shape == (2, 3, 12, 2, 40)
     assert (state["lists"]["count"].sum(-1) == 100).all()
     lists = reorder(state, torch.tensor([1, 0]))["lists"]
-    picks, _ = reformer._listed(torch.zeros(2, 3, 4, 3, dtype=torch.long), lists, 100)
-    assert picks.shape[-1] == 3 * 40
-    rows = [[pick for pick in row if pick >= 0] for row in picks.flatten(0, -2).tolist()]
-    assert all(len(row) == len(set(row)) and max(row) < 100 for row in rows), "each key once"
+    members, seen, _ = reformer._listed(torch.zeros(2, 3, 4, 3, dtype=torch.long), lists, 100)
+    assert members.shape == seen.shape == (2, 3, 4, 3 * 40)
+    assert members[seen].max() < 100
+    rounds = members.masked_fill(~seen, -1).unflatten(-1, (3, 40)).flatten(0, -2).tolist()
+    listed = [[place for place in row if place >= 0] for row in rounds]
+    assert all(20 <= len(row) < 40 and len(row) == len(set(row)) for row in listed), "each key once a round"
 
 
 def test_lists_that_grow_lose_nothing() -> None:
