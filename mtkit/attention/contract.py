@@ -288,6 +288,14 @@ class Attention(nn.Module):
         """Attend with the next token: `step` for inputs with query (B, N, D), carry, need_weights, query_marks."""
         raise NotImplementedError(f"{type(self).__name__} has no advance, which the decoder and cross roles need")
 
+    def fixed_state(self, state: State, hypotheses: int, steps: int) -> State | None:
+        """Return the state after a step in a form whose shapes stay the same during the next `steps` steps.
+
+        Steps with it are the same operations each time, because numbers that grow are tensors in it: a GPU can repeat
+        them from a record. All steps have this number of hypotheses. None: the mechanism has no such form.
+        """
+        return None
+
     def after_update(self, update: int, total_updates: int) -> None:
         """Apply changes between updates: redraws, decays, moving statistics. Called after each optimiser update."""
 

@@ -28,8 +28,8 @@ from mtkit.model.network import Network
 def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Inside, the model computes with prepared weights, without gradients.
 
-    int8, and on the CPU bfloat16, apply to all linear layers and the output projection; so does float32 if oneDNN or
-    tiles are faster. Other types apply to joint products, and bfloat16 on CUDA to norms.
+    Types below float32 apply to all linear layers and the output projection; so does float32 if oneDNN or tiles are
+    faster, else only to joint products. bfloat16 on CUDA applies to norms as well.
 
     Raises: MtkitError for int8 if the model is not on the CPU, or the processor has no such products.
     """
@@ -49,9 +49,11 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
                 replace(module, "projected", partial(_projected, prepared))
             if isinstance(module, LayerNorm) and device.type == "cuda" and dtype == torch.bfloat16:
                 replace(module, "forward", prepared.norm(module))
-            if dtype == torch.int8 or is_low(dtype, device) or _float32(dtype, device) is not None:
+            if dtype != torch.float32 or _float32(dtype, device) is not None:
                 if type(module) is nn.Linear and module not in unrounded:
-                    replace(module, "forward", prepared.of(module))
+                    product = prepared.of(module)
+                    exact = isinstance(product, Plain)
+                    replace(module, "forward", partial(_unless_exact, module, product) if exact else product)
                 if isinstance(module, Network):
                     output = prepared.output(module)
                     replace(module, "logits", output)
@@ -60,6 +62,13 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     finally:
         for module, name in replaced:
             module.__dict__.pop(name, None)
+
+
+def _unless_exact(linear: nn.Linear, product: Product, x: Tensor) -> Tensor:
+    """The product, or the map in float32 if its caller has disabled autocast: rounding must not change its choices."""
+    if x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type):
+        return nn.Linear.forward(linear, x)
+    return product(x)
 
 
 def is_low(dtype: torch.dtype, device: torch.device) -> bool:
@@ -110,7 +119,10 @@ class _Prepared:
         key = (id(network),)
         if key not in self._products:
             bias = network.output_bias
-            self._products[key] = self._prepare(network.output_weight.detach(), None if bias is None else bias.detach())
+            product = self._prepare(network.output_weight.detach(), None if bias is None else bias.detach())
+            if isinstance(product, Plain):
+                product = Plain(product.weight, product.bias, wide=True)
+            self._products[key] = product
         return self._products[key]
 
 

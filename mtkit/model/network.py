@@ -38,6 +38,9 @@ class Logits:
     """hidden (..., D) to new logits (..., V) in float32."""
     pieces: int
     """V."""
+    repeat: Callable[..., Any] | None = None
+    """repeat(name, compute, *tensors) is compute(*tensors), which a GPU may repeat from a record in each step; the name
+    stands for what else the function depends on. None: there are no records."""
 
     @classmethod
     def known(cls, logits: Tensor) -> "Logits":
@@ -231,6 +234,10 @@ class Network(nn.Module):
         With `need_weights`, also the last layer's attention to the source, (B, N, S), averaged over the heads.
         """
         raise NotImplementedError
+
+    def fixed_state(self, state: State, segments: int, hypotheses: int, steps: int) -> State | None:
+        """The state of B segments after a step in the form of `Attention.fixed_state`; None if there is none."""
+        return None
 
     def marks(self, pieces: Tensor) -> Tensor | None:
         """The marks of pieces (B, T), in which a break piece begins a sentence; None if no attention reads them."""

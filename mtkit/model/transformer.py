@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention import State
+from mtkit.attention.kernels.dot_product import counter
 from mtkit.attention.registry import find
 from mtkit.model.embedding import Embedding, absolute_positions, token_table
 from mtkit.model.layers import (
@@ -166,6 +167,18 @@ class Transformer(Network):
             )
         logits = self.next_logits(self.decoder_norm(from_stream(x)), shortlist)
         return logits, after, None if weights is None else weights.mean(1)
+
+    def fixed_state(self, state: State, segments: int, hypotheses: int, steps: int) -> State | None:
+        after: State = dict(state)
+        for number, layer in enumerate(self._decoder_layers):
+            parts = state[f"layer{number}"]
+            own = layer.self_attention.fixed_state(parts["self"], hypotheses, steps)
+            cross = layer.cross_attention.fixed_state(parts["cross"], hypotheses, steps)
+            if own is None or cross is None:
+                return None
+            after[f"layer{number}"] = {"self": own, "cross": cross}
+        after["position"] = counter(state["position"], segments, hypotheses, self.target_embedding.tokens.weight.device)
+        return after
 
     def places(self, pieces: Tensor) -> Tensor | None:
         """The positions (B, T) of pieces, counted from the last break if the model counts them so; None: from 0."""

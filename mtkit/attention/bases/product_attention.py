@@ -24,8 +24,10 @@ from mtkit.attention.kernels.dot_product import (
     attend,
     attend_cached,
     cached_is_faster,
+    counter,
     is_plain,
     numbers,
+    position_of,
     safe_softmax,
     supports_cached,
 )
@@ -113,15 +115,25 @@ class ProductAttention(ScoreAttention):
             state = _separate_caches(state, query.shape[1])
         if "seen" not in state:
             return super().newest(query, state)
-        here = numbers(state["count"], state["count"] + 1, query.device)
+        here = position_of(state["count"], query.device)
         q, k, v = self.queries_keys_values(query, here)
-        state = _append_rows(state, k, v)
-        shared, rows = state["shared"], state["rows"]
+        state = (_write_rows if _is_fixed(state) else _append_rows)(state, k, v)
+        shared, rows = state["shared"], None if _is_fixed(state) else state["rows"]
         # positions of the first segment; the batch may be empty by now
         positions = here if self.positions is None else shared["position"][:1, :rows].sum(0)
         columns = {name: shared[name][:, :, :rows] for name in ("keys", "values")}
         seen = None if _has_one_row_per_position(state) else state["seen"][:, :, :rows]
         return Pairs(q, columns, here, positions, seen, state=state, hypotheses=query.shape[1]), state
+
+    def fixed_state(self, state: State, hypotheses: int, steps: int) -> State | None:
+        """Return the state with room for `steps` rows of each hypothesis, hidden until they are written.
+
+        "rows" and "count" are tensors (B, N) in it. None if each hypothesis has a cache of its own.
+        """
+        if self.site.role == "cross":
+            values = state["shared"]["values"]
+            return {**state, "count": counter(state["count"], len(values), hypotheses, values.device)}
+        return _with_room(state, steps) if "seen" in state else None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """Attend at O(N t) per hypothesis; weights are (B, H, N, t), by position."""
@@ -180,9 +192,7 @@ def _append_rows(state: State, k: Tensor, v: Tensor) -> State:
         shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
     # the test for finite values would stall an accelerator
     if hypotheses > 1 and not (v.device.type == "cpu" and bool(v.sum().isfinite())):
-        # 0 * NaN would reach hypotheses that do not see the row: the NaN moves to its key, whose score is masked
-        zero = v.sum((1, 3), dtype=torch.float32) * 0.0  # (B, N), NaN for a row that is not finite
-        k, v = k + zero[:, None, :, None].type_as(k), v.nan_to_num(0.0, 0.0, 0.0)
+        k, v = _harmless(k, v)
     shared["keys"][:, :, rows:end] = k
     shared["values"][:, :, rows:end] = v
     shared["position"][:, rows:end] = state["count"]
@@ -194,6 +204,55 @@ def _append_rows(state: State, k: Tensor, v: Tensor) -> State:
     hypothesis = numbers(0, hypotheses, seen.device)
     seen[:, :, rows:end] = hypothesis.unsqueeze(1) == hypothesis
     return after
+
+
+def _harmless(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Move what is not finite in values (B, G, N, V) to the keys of their rows, whose scores are masked.
+
+    0 * NaN would reach hypotheses that do not see the row.
+    """
+    zero = v.sum((1, 3), dtype=torch.float32) * 0.0  # (B, N), NaN for a row that is not finite
+    return k + zero[:, None, :, None].type_as(k), v.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _is_fixed(state: State) -> bool:
+    """Whether the state is in the form of `ProductAttention.fixed_state`."""
+    return isinstance(state["count"], Tensor)
+
+
+def _with_room(state: State, steps: int) -> State:
+    """The state in the form of `ProductAttention.fixed_state`."""
+    seen: Tensor = state["seen"]
+    segments, hypotheses = seen.shape[:2]
+    if _is_fixed(state):
+        state = {**state, "rows": int(state["rows"][0, 0]), "count": int(state["count"][0, 0])}
+    elif _has_one_row_per_position(state):
+        seen[:, :, : state["rows"]] = True
+    if state["rows"] >= COMPACTED and not _has_one_row_per_position(state):
+        state = _remove_unseen(state)
+    rows, room = state["rows"], state["rows"] + steps * hypotheses
+
+    def with_room(x: Tensor, dim: int) -> Tensor:
+        wider = x.new_zeros([room if number == dim else size for number, size in enumerate(x.shape)])
+        wider.narrow(dim, 0, rows).copy_(x.narrow(dim, 0, rows))
+        return wider
+
+    shared = {name: with_room(value, 1 if name == "position" else 2) for name, value in state["shared"].items()}
+    counters = {name: counter(state[name], segments, hypotheses, seen.device) for name in ("rows", "count")}
+    return {"shared": shared, "seen": with_room(state["seen"], 2), **counters}
+
+
+def _write_rows(state: State, k: Tensor, v: Tensor) -> State:
+    """`_append_rows` for a state in the form of `ProductAttention.fixed_state`."""
+    shared, seen, hypotheses = state["shared"], state["seen"], k.shape[2]
+    hypothesis = numbers(0, hypotheses, seen.device)
+    place = state["rows"][0, :1] + hypothesis  # (N,)
+    k, v = _harmless(k, v)
+    shared["keys"].index_copy_(2, place, k)
+    shared["values"].index_copy_(2, place, v)
+    shared["position"].index_copy_(1, place, state["count"][:, :1].expand(-1, hypotheses))
+    seen.index_copy_(2, place, (hypothesis.unsqueeze(1) == hypothesis).expand(len(seen), -1, -1))
+    return {"shared": shared, "seen": seen, "rows": state["rows"] + hypotheses, "count": state["count"] + 1}
 
 
 def _ensure_capacity(state: State, hypotheses: int) -> State:
@@ -243,7 +302,7 @@ def _separate_caches(state: State, hypotheses: int) -> State:
 
 def _has_one_row_per_position(state: State) -> bool:
     """Whether no hypothesis has branched off yet, so that every hypothesis sees every row."""
-    return bool(state["rows"] == state["count"])
+    return not _is_fixed(state) and bool(state["rows"] == state["count"])
 
 
 def _grow(x: Tensor, dim: int, room: int) -> Tensor:

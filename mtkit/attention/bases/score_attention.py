@@ -19,7 +19,15 @@ from torch import Tensor
 from mtkit.attention.bases.caches import append, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, State
-from mtkit.attention.kernels.dot_product import by_hypotheses, numbers, outputs_of, scores_of, upcast, weights_of
+from mtkit.attention.kernels.dot_product import (
+    by_hypotheses,
+    numbers,
+    outputs_of,
+    position_of,
+    scores_of,
+    upcast,
+    weights_of,
+)
 
 
 class Pairs(NamedTuple):
@@ -200,7 +208,7 @@ class ScoreAttention(HeadAttention):
     def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
         """The pairs of a step with query (B, N, D), and their state: the one given with the newest tokens added."""
         count, hypotheses = state["count"], query.shape[1]
-        here = numbers(count, count + 1, query.device)
+        here = position_of(count, query.device)
         if self.site.role == "cross":
             shared = state["shared"]
             q, valid = self.queries(query), shared["valid"]

@@ -91,6 +91,9 @@ class Group(ProductAttention):
         wide, context = self.context.advance(inputs, state["context"])
         return self._mixed(attended, wide), {"local": local, "context": context}
 
+    def fixed_state(self, state: State, hypotheses: int, steps: int) -> None:
+        """Return None: there is no such form."""
+
     def _within(self, inputs: Inputs) -> Attended:
         """Group attention, in rows of sentences if the context is long and nobody reads the weights."""
         read = inputs.need_weights or self.regularizes_weights or self.positions is not None

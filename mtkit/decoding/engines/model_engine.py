@@ -15,6 +15,7 @@ from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.parallel import MOST, Workers
 from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.sampling import greedy_search, sample
+from mtkit.decoding.step_graphs import StepGraphs
 from mtkit.device import autocast, check_default_type, varied_shapes
 from mtkit.errors import MtkitError, shown
 from mtkit.memory import OOM_ERRORS, is_oom
@@ -177,7 +178,10 @@ class ModelEngine:
             if hypotheses is not None:
                 return hypotheses.with_ids(batch.pieces)
             batch.check()
-        return SEARCHES[self.settings.method](self.model, batch, self.settings).with_ids(batch.pieces)
+        model = self.model
+        if batch.source.is_cuda and isinstance(model, Network):
+            model = StepGraphs(model)
+        return SEARCHES[self.settings.method](model, batch, self.settings).with_ids(batch.pieces)
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
         """The result of `forced_log_probs`, over all pieces."""

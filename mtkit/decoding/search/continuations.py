@@ -1,6 +1,8 @@
 """Steps that all searches share: the model's first state, the best next pieces, scores, finished segments."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +16,12 @@ from mtkit.text.tokenizer import BREAK, EOS
 NEVER_GENERATED = EOS
 """Pieces below this id, PAD, UNK and BOS, are never generated."""
 
-CHECK_EVERY = 4
+CHECK_EVERY = 8
 """Steps between two checks for finished segments on an accelerator, since each check waits for the device."""
 
 WORTHWHILE, ENOUGH = 0.2, 8
-"""Finished segments are dropped from the batch if they are this share of it, or this number."""
+"""Finished segments are dropped from the batch on a CPU if they are this share of it, or this number; on an
+accelerator, where a smaller batch is a new shape and hardly faster, if they are half of it."""
 
 LEAST_COVERAGE = 1e-10
 """Minimum attention of a source piece in the coverage penalty, so that its logarithm is finite."""
@@ -47,7 +50,7 @@ def still_running(done: Tensor, step: int) -> Tensor | None:
         return None
     running = (~done).nonzero().squeeze(1)
     count = len(running)
-    if len(done) - count < min(ENOUGH, WORTHWHILE * len(done)):
+    if len(done) - count < (len(done) / 2 if done.is_cuda else min(ENOUGH, WORTHWHILE * len(done))):
         return None
     order = torch.arange(count, device=done.device)
     order[done[:count]] = running[running >= count]
@@ -109,11 +112,18 @@ def best_continuations(
     Gives the sums, largest first, their hypotheses and their pieces, (B, k) each. Of equal sums the first comes first.
     Sums of -inf mark missing continuations.
     """
-    if forbid is not None or logits.hidden.device.type != "cpu":
+    if logits.repeat is not None and endings is None and forbid is None:
+        top, index = logits.repeat(("best", k), partial(_best_of_all, logits, k), logits.hidden, prefix)
+    elif forbid is not None or logits.hidden.device.type != "cpu":
         top, index = best_sums(allowed_log_probs(logits, endings, forbid), prefix, k)
     else:
         top, index = _best_on_cpu(logits, prefix, k, endings)
     return top, index.div(logits.pieces, rounding_mode="floor"), index % logits.pieces
+
+
+def _best_of_all(logits: Logits, k: int, hidden: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
+    """The k largest sums and their indices among N * V, from other hidden vectors (B, N, D)."""
+    return best_sums(allowed_log_probs(replace(logits, hidden=hidden), None), prefix, k)
 
 
 def _best_on_cpu(logits: Logits, prefix: Tensor, k: int, endings: Endings | None) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -157,18 +157,21 @@ class Product(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """The product in the type of the weights."""
+    """The product in the type of the weights, of rows in that type or under autocast to it."""
 
     weight: Tensor
     bias: Tensor | None
+    wide: bool = False
+    """Whether results are float32."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (..., I) to (..., O)."""
-        return nn.functional.linear(x, self.weight, self.bias)
+        product = nn.functional.linear(x, self.weight, self.bias)
+        return product.float() if self.wide else product
 
     def of(self, rows: Tensor) -> "Plain":
         """The product with only these rows (K,) of W and b."""
-        return Plain(self.weight[rows], None if self.bias is None else self.bias[rows])
+        return replace(self, weight=self.weight[rows], bias=None if self.bias is None else self.bias[rows])
 
 
 class Float32:

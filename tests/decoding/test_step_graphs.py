@@ -1,0 +1,107 @@
+"""Steps that are repeated from a record: the same searches as by computed steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.decoding.contract import Hypotheses, SourceBatch
+from mtkit.decoding.engines.model_engine import SEARCHES, decoding_with
+from mtkit.decoding.step_graphs import StepGraphs, tensors_of
+from mtkit.model.build import build_model
+from mtkit.model.network import Logits, Network
+from mtkit.recipe import DecodingSettings, make_recipe
+
+VOCABULARY = 40
+
+
+class Recorder:
+    """Records as a CUDA graph does: nothing is computed at first, and each repetition overwrites the same results."""
+
+    def __init__(self) -> None:
+        self.repeated: dict[str, int] = {}
+
+    def __call__(self, compute: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        cells = [cell.cell_contents for cell in compute.__closure__ or ()]
+        inputs = list(tensors_of([cell for cell in cells if isinstance(cell, tuple)]))
+        before = [tensor.clone() for tensor in inputs]
+        results = compute()
+        for tensor, value in zip(inputs, before, strict=True):
+            tensor.copy_(value)
+        own = {tensor.data_ptr() for tensor in inputs}
+        outputs = _outputs(results)
+        for output in outputs:
+            if output.data_ptr() not in own:
+                output.zero_()
+        name = "step" if isinstance(results[0], Logits) else "best"
+
+        def repeat() -> None:
+            self.repeated[name] = self.repeated.get(name, 0) + 1
+            for output, value in zip(outputs, _outputs(compute()), strict=True):
+                if output.data_ptr() != value.data_ptr():
+                    output.copy_(value)
+
+        return results, repeat
+
+
+def _outputs(results: Any) -> list[Tensor]:
+    return list(tensors_of([each.hidden if isinstance(each, Logits) else each for each in results]))
+
+
+def network(**groups: object) -> Network:
+    model = {"d_model": 32, "heads": 4, "feed_forward": 48, "encoder_layers": 2, "decoder_layers": 2, "max_length": 200}
+    torch.manual_seed(3)
+    recipe = make_recipe({"model": {**model, **groups.pop("model", {})}, **groups})  # type: ignore[dict-item]
+    built = build_model(recipe, source_vocabulary=VOCABULARY, target_vocabulary=VOCABULARY)
+    for name, parameter in built.named_parameters():
+        if name.endswith("tokens.weight"):
+            torch.nn.init.normal_(parameter, std=1.0)
+    return built.eval()
+
+
+def batch(limits: list[int]) -> SourceBatch:
+    source = torch.randint(5, VOCABULARY, (len(limits), 9))
+    source[:, -1] = 3
+    source[0, 4:] = torch.tensor([3, 0, 0, 0, 0])
+    return SourceBatch(source, limits, torch.arange(len(limits)))
+
+
+def searched(model: Network, given: SourceBatch, recorder: Recorder | None, **settings: object) -> Hypotheses:
+    used = DecodingSettings.model_validate(settings)
+    with decoding_with(model, None):
+        return SEARCHES[used.method](StepGraphs(model, recorder) if recorder else model, given, used)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {},
+        {"model": {"norm": "post", "positions": "learned"}},
+        {"model": {"positions": "none"}, "attention": {"options": {"positions": "rotary"}}},
+        {"model": {"positions": "none"}, "attention": {"decoder": "full", "options": {"positions": "alibi"}}},
+        {"attention": {"decoder": "multi-query", "cross": "grouped-query"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_repeated_steps_give_the_same_hypotheses(groups: dict[str, object], method: str) -> None:
+    model = network(**groups)
+    given = batch([90, 12, 70, 33, 90, 5, 64, 90, 90, 41, 20, 90])
+    recorder = Recorder()
+    settings = {"method": method, "beam": 3, "n_best": 2 if method == "sample" else 1, "seed": 4, "max_pieces": 90}
+    wanted = searched(model, given, None, **settings)
+    found = searched(model, given, recorder, **settings)
+    assert torch.equal(found.pieces, wanted.pieces)
+    torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-5, atol=1e-5)
+    assert (wanted.pieces != 0).sum(-1).amax() > 40
+    assert recorder.repeated["step"] > 40
+    assert method == "sample" or recorder.repeated["best"] > 40
+
+
+def test_a_mechanism_without_a_fixed_state_is_computed_step_by_step() -> None:
+    model, given, recorder = network(attention={"decoder": "band"}), batch([30, 20]), Recorder()
+    wanted, found = (searched(model, given, each, method="beam", beam=2) for each in (None, recorder))
+    assert torch.equal(found.pieces, wanted.pieces)
+    assert not recorder.repeated
