@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import State
+from mtkit.attention.contract import reorder
 from mtkit.model.network import Logits, Network
 
 STEPS = 32
@@ -42,32 +43,31 @@ def record_graph(compute: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
 
 
 class Repeated:
-    """A function of tensors and states, which is recorded at the second call with the same shapes, and then repeated.
+    """A function of tensors, which is recorded at the second call with the same shapes, and then repeated.
 
     It takes over the memory of its arguments when it records, and overwrites its results at the next call.
     """
 
     def __init__(self, compute: Callable[..., Any], record: Recorder) -> None:
         self._compute, self._record = compute, record
-        self._shapes: Any = None
-        self._inputs: list[Tensor] = []
+        self._shapes: list[torch.Size] = []
+        self._inputs: tuple[Tensor, ...] = ()
         self._results: Any = None
         self._run: Callable[[], None] | None = None
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *inputs: Tensor) -> Any:
         """The function's results."""
-        inputs = list(tensors_of(arguments))
-        shapes = [(x.shape, x.stride(), x.dtype) for x in inputs]
+        shapes = [x.shape for x in inputs]
         if shapes != self._shapes:
-            self._shapes, self._inputs, self._results, self._run = shapes, [], None, None
-            return self._compute(*arguments)
+            self._shapes, self._results, self._run = shapes, None, None
+            return self._compute(*inputs)
         if self._run is None:
-            self._inputs = inputs
-            self._results, self._run = self._record(lambda: self._compute(*arguments))
+            self._inputs = tuple(x.contiguous() for x in inputs)
+            self._results, self._run = self._record(lambda: self._compute(*self._inputs))
         else:
-            moved = [(to, x) for to, x in zip(self._inputs, inputs, strict=True) if to.data_ptr() != x.data_ptr()]
-            if moved:
-                torch._foreach_copy_([to for to, _ in moved], [x for _, x in moved])
+            for to, x in zip(self._inputs, inputs, strict=True):
+                if to.data_ptr() != x.data_ptr():
+                    to.copy_(x)
         self._run()
         return self._results
 
@@ -81,6 +81,7 @@ class StepGraphs:
     def __init__(self, network: Network, record: Recorder = record_graph) -> None:
         self._network, self._record = network, record
         self._repeated: dict[Hashable, Repeated] = {}
+        self._shared: State | None = None
         self._possible = True
         self.has_weights, self.training = network.has_weights, network.training
         self.longest_source, self.longest_target = network.longest_source, network.longest_target
@@ -98,39 +99,64 @@ class StepGraphs:
         return self._network.encode(source, source_valid, task=task)
 
     def start(self, encoded: Any, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
-        """The network's `start`, with the number of steps made, and of steps for which there is room."""
-        self._repeated.clear()
-        return {"of": self._network.start(encoded, hypotheses=hypotheses, pieces=pieces), "steps": 0, "room": 0}
+        """The network's `start`."""
+        return {"of": self._network.start(encoded, hypotheses=hypotheses, pieces=pieces), "steps": 0}
 
     def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Logits, State, Tensor | None]:
-        """The network's `step`, recorded if its attentions have a state of fixed shapes."""
-        inner, steps, room = state["of"], state["steps"], state["room"]
-        if steps and not room and self._possible:  # the first step shows the types of the caches
-            room = max(STEPS, steps)
-            fixed = self._network.fixed_state(inner, token.shape[0], token.shape[1], room)
-            self._possible = fixed is not None
-            inner = inner if fixed is None else fixed
-        if not (room and self._possible):
-            logits, inner, weights = self._network.step(token, inner, need_weights=need_weights)
-            return logits, {"of": inner, "steps": steps + 1, "room": 0}, weights
-        step = partial(self._network.step, need_weights=need_weights)
-        logits, inner, weights = self._repeat(("step", need_weights), step, token, inner)
-        return replace(logits, repeat=self._repeat), {"of": inner, "steps": steps + 1, "room": room - 1}, weights
+        """The network's `step`, recorded if its attentions have a state of fixed shapes.
 
-    def _repeat(self, name: Hashable, compute: Callable[..., Any], *inputs: Any) -> Any:
-        """compute(*inputs), recorded; a name stands for the same function until the next `start`."""
+        Such a state is "shared", so that `reorder` leaves it alone and only chooses from "order", the hypotheses that
+        the present ones continue; the recorded step reorders it.
+        """
+        steps, room = state["steps"], state.get("room", 0)
+        if not room:
+            inner = state["of"] if "of" in state else _reordered(state["shared"], state["order"])
+            room, fixed = max(STEPS, steps), None
+            if steps and self._possible:  # the first step shows the types of the caches
+                fixed = self._network.fixed_state(inner, token.shape[0], token.shape[1], room)
+                self._possible = fixed is not None
+            if fixed is None:
+                logits, inner, weights = self._network.step(token, inner, need_weights=need_weights)
+                return logits, {"of": inner, "steps": steps + 1}, weights
+            state = {"shared": fixed, "order": torch.arange(token.shape[1], device=token.device).expand_as(token)}
+        shared, order = state["shared"], state["order"]
+        if shared is not self._shared:
+            self._shared = shared
+            self._repeated.clear()
+        compute = partial(self._step_in_place, shared, need_weights)
+        logits, weights = self._repeat(("step", need_weights), compute, token, order)
+        order = torch.arange(token.shape[1], device=token.device).expand_as(token)
+        after = {"shared": shared, "order": order, "steps": steps + 1, "room": room - 1}
+        return replace(logits, repeat=self._repeat), after, weights
+
+    def _step_in_place(
+        self, state: State, need_weights: bool, token: Tensor, order: Tensor
+    ) -> tuple[Logits, Tensor | None]:
+        """The network's step after the hypotheses `order` (B, N) of the state; the state becomes the one after it."""
+        logits, after, weights = self._network.step(token, _reordered(state, order), need_weights=need_weights)
+        pairs = [pair for pair in zip(tensors_of(state), tensors_of(after), strict=True) if pair[0] is not pair[1]]
+        torch._foreach_copy_([before for before, _ in pairs], [value for _, value in pairs])
+        return logits, weights
+
+    def _repeat(self, name: Hashable, compute: Callable[..., Any], *inputs: Tensor) -> Any:
+        """compute(*inputs), recorded; a name stands for the same function while the state stays the same."""
         if name not in self._repeated:
             self._repeated[name] = Repeated(compute, self._record)
         return self._repeated[name](*inputs)
 
 
+def _reordered(state: State, order: Tensor) -> State:
+    """The state after the hypotheses `order` (B, N); a single one has no order."""
+    return state if order.shape[1] == 1 else reorder(state, order)
+
+
 def tensors_of(state: Any) -> Iterator[Tensor]:
-    """The tensors in nested dicts, lists and tuples, always in the same order."""
+    """The tensors in nested dicts, lists and tuples, always in the same order: by name."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, dict):
-        for value in state.values():
-            yield from tensors_of(value)
+        for name in sorted(state):
+            yield from tensors_of(state[name])
     elif isinstance(state, list | tuple):
         for value in state:
             yield from tensors_of(value)

@@ -39,8 +39,8 @@ class Logits:
     pieces: int
     """V."""
     repeat: Callable[..., Any] | None = None
-    """repeat(name, compute, *tensors) is compute(*tensors), which a GPU may repeat from a record in each step; the name
-    stands for what else the function depends on. None: there are no records."""
+    """repeat(name, compute, *tensors) is compute(*tensors), which a GPU repeats from a record at each step; the name
+    stands for all else that the function depends on. None: nothing is recorded."""
 
     @classmethod
     def known(cls, logits: Tensor) -> "Logits":

@@ -112,8 +112,9 @@ def best_continuations(
     Gives the sums, largest first, their hypotheses and their pieces, (B, k) each. Of equal sums the first comes first.
     Sums of -inf mark missing continuations.
     """
-    if logits.repeat is not None and endings is None and forbid is None:
-        top, index = logits.repeat(("best", k), partial(_best_of_all, logits, k), logits.hidden, prefix)
+    if logits.repeat is not None and (endings is None or endings.constant) and forbid is None:
+        compute = partial(_best_of_all, logits, k, endings)
+        top, index = logits.repeat(("best", k, endings is None), compute, logits.hidden, prefix)
     elif forbid is not None or logits.hidden.device.type != "cpu":
         top, index = best_sums(allowed_log_probs(logits, endings, forbid), prefix, k)
     else:
@@ -121,9 +122,11 @@ def best_continuations(
     return top, index.div(logits.pieces, rounding_mode="floor"), index % logits.pieces
 
 
-def _best_of_all(logits: Logits, k: int, hidden: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
+def _best_of_all(
+    logits: Logits, k: int, endings: Endings | None, hidden: Tensor, prefix: Tensor
+) -> tuple[Tensor, Tensor]:
     """The k largest sums and their indices among N * V, from other hidden vectors (B, N, D)."""
-    return best_sums(allowed_log_probs(replace(logits, hidden=hidden), None), prefix, k)
+    return best_sums(allowed_log_probs(replace(logits, hidden=hidden), endings), prefix, k)
 
 
 def _best_on_cpu(logits: Logits, prefix: Tensor, k: int, endings: Endings | None) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,11 @@ class Endings:
     doubt: Tensor | None = None
     """(B, N), to be filled by the search: whether of EOS and a break the one that may not be next is the likelier."""
 
+    @property
+    def constant(self) -> bool:
+        """Whether they are the same for all hypotheses and steps: no break may follow."""
+        return self.piece is None and self.must is None
+
     def apply(self, log_probs: Tensor) -> None:
         """Set the log-probabilities (B, N, V) of forbidden pieces to -inf, in place, and fill `doubt`."""
         if self.doubt is not None and self.piece is not None:
