@@ -160,3 +160,34 @@ def add_rows(sums, out, rows, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: 
         row = first + tl.arange(0, ROWS)
         total += tl.load(sums + row[:, None] * WIDTH + column[None, :], (row < rows)[:, None] & within[None, :], 0.0)
     tl.store(out + column, tl.sum(total, 0), within)
+
+
+@triton.jit
+def cross_entropy(logits, target, smoothed, nll, smoothing, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """The smoothed and the plain loss of a row of logits, which its gradient takes the place of; a row in a program.
+
+    Each lane keeps the highest of its logits and their sum in units of it, so that lanes meet once.
+    """
+    row, column = tl.program_id(0), tl.arange(0, COLUMNS)
+    own = logits + row.to(tl.int64) * WIDTH
+    gold = tl.load(target + row)
+    gold_logit = tl.load(own + gold).to(tl.float32)
+    peak = tl.full([COLUMNS], -1e30, tl.float32)
+    mass = tl.zeros([COLUMNS], tl.float32)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for first in range(0, WIDTH, COLUMNS):
+        real = first + column < WIDTH
+        x = tl.load(own + first + column, real, -1e30).to(tl.float32)
+        higher = tl.maximum(peak, x)
+        mass = mass * tl.exp(peak - higher) + tl.exp(x - higher)
+        peak = higher
+        total += tl.where(real, x, 0.0)
+    top = tl.max(peak, 0)
+    log_sum = top + tl.log(tl.sum(mass * tl.exp(peak - top), 0))
+    loss = log_sum - gold_logit
+    tl.store(nll + row, loss)
+    tl.store(smoothed + row, loss + smoothing * (gold_logit - tl.sum(total, 0) / WIDTH))
+    for first in range(0, WIDTH, COLUMNS):
+        place = first + column
+        error = tl.exp(tl.load(own + place, place < WIDTH, -1e30).to(tl.float32) - log_sum) - smoothing / WIDTH
+        tl.store(own + place, tl.where(place == gold, error - (1.0 - smoothing), error), place < WIDTH)

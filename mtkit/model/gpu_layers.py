@@ -1,4 +1,4 @@
-"""Parts of a layer that train in few kernels on a GPU: a residual sum with dropout and layer norm; a map with relu.
+"""Parts of training in few kernels on a GPU: a residual sum with dropout and layer norm, a map with relu, the loss.
 
 PyTorch runs a kernel for each sum, dropout and norm, and for the gradient of each vector. Most of the time between
 products is reading and writing, of which these kernels (`gpu_kernels`) do half. Dropout's mask is a function of a seed,
@@ -36,21 +36,28 @@ def kernels() -> ModuleType | None:
     return gpu_kernels
 
 
-def trains_fused(x: Tensor, *others: Tensor) -> bool:
-    """Whether the kernels take these tensors, which are all of one type: bfloat16 or float32, in rows not too wide.
-
-    Only with gradients: other passes have less to save, and need not wait for a compiler.
-    """
+def runs_kernels(x: Tensor, *others: Tensor) -> bool:
+    """Whether the kernels take these tensors, which are all of one type: bfloat16 or float32 on the present GPU."""
     return (
         x.is_cuda
-        and torch.is_grad_enabled()
+        and x.numel() > 0
         and x.dtype in (torch.bfloat16, torch.float32)
         and all(other.dtype == x.dtype for other in others)
-        and (not torch.is_autocast_enabled("cuda") or torch.get_autocast_dtype("cuda") == x.dtype)
-        and 0 < x.shape[-1] <= WIDEST
-        and x.numel() > 0
         and kernels() is not None
         and x.device.index == torch.cuda.current_device()  # where Triton runs kernels
+    )
+
+
+def trains_fused(x: Tensor, *others: Tensor) -> bool:
+    """Whether layers call the kernels: `runs_kernels` for rows that are not too wide, with gradients.
+
+    Other passes have less to save, and need not wait for a compiler.
+    """
+    return (
+        torch.is_grad_enabled()
+        and x.shape[-1] <= WIDEST
+        and runs_kernels(x, *others)
+        and (not torch.is_autocast_enabled("cuda") or torch.get_autocast_dtype("cuda") == x.dtype)
     )
 
 
@@ -133,6 +140,16 @@ class _LinearRelu(torch.autograd.Function):
         d_x = gradient @ weight if ctx.needs_input_grad[0] else None
         d_weight = gradient.t() @ x if ctx.needs_input_grad[1] else None
         return d_x, d_weight, _added(sums, like=weight)
+
+
+def cross_entropy(logits: Tensor, target: Tensor, smoothing: float, smoothed: Tensor, nll: Tensor) -> None:
+    """Write the label-smoothed loss (N,) and the plain one for logits (N, V) and target (N,), contiguous tensors.
+
+    The gradient of the smoothed losses' sum replaces the logits.
+    """
+    rows, vocabulary = logits.shape
+    how = {"WIDTH": vocabulary, "COLUMNS": min(_power(vocabulary), 2048), "num_warps": 8}
+    _run("cross_entropy", (rows,), logits, target, smoothed, nll, smoothing, **how)
 
 
 def _added(sums: Tensor, like: Tensor) -> Tensor:

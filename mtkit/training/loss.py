@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mtkit.model.gpu_layers import cross_entropy, runs_kernels
+
 CHUNK_ELEMENTS = {"cpu": 4 << 20, "cuda": 64 << 20}
 """Logits held at a time: about what the last cache of a CPU holds, and what fills a GPU."""
 
@@ -105,9 +107,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             trained = gradients and ctx.needs_input_grad[1]
             ctx.hidden = torch.empty_like(states) if gradients else None
             ctx.weight = torch.zeros_like(weight, dtype=wide) if trained else None
-            smoothed, nll = _cross_entropy(
-                states, weight.to(dtype), gold, len(hidden), smoothing, chunk_rows, ctx.hidden, ctx.weight
-            )
+            factor = weight.to(dtype)
+            compute = _cross_entropy_fused if gradients and runs_kernels(states, factor) else _cross_entropy
+            smoothed, nll = compute(states, factor, gold, len(hidden), smoothing, chunk_rows, ctx.hidden, ctx.weight)
         ctx.dtype, ctx.rows = weight.dtype, len(hidden)
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
@@ -115,7 +117,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        weight = None if ctx.weight is None else (ctx.weight * upstream[0]).to(ctx.dtype)
+        weight = None
+        if ctx.weight is not None:
+            weight = torch.mul(ctx.weight, upstream[0], out=torch.empty_like(ctx.weight, dtype=ctx.dtype))
         return ctx.hidden[: ctx.rows] * upstream[0], weight, None, None, None, None
 
 
@@ -164,6 +168,31 @@ def _cross_entropy(
     return nll.sum().add_(above_mean[:real].sum(), alpha=smoothing), nll
 
 
+def _cross_entropy_fused(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    real: int,
+    smoothing: float,
+    chunk_rows: int,
+    hidden_gradient: Tensor,
+    weight_gradient: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """`_cross_entropy` on a GPU, which reads a chunk's logits once for both losses and once for the gradient."""
+    losses = torch.empty(2, len(hidden), device=hidden.device)
+    buffer = weight.new_empty(min(chunk_rows, len(hidden)), len(weight))
+    for first in range(0, len(hidden), chunk_rows):
+        chunk = slice(first, first + chunk_rows)
+        states = hidden[chunk]
+        error = torch.mm(states, weight.t(), out=buffer[: len(states)])
+        cross_entropy(error, target[chunk], smoothing, losses[0, chunk], losses[1, chunk])
+        torch.mm(error, weight, out=hidden_gradient[chunk])
+        if weight_gradient is not None:
+            _add_product(weight_gradient, error.t(), states)
+    smoothed, nll = losses[:, :real]
+    return smoothed.sum(), nll
+
+
 def padded(x: Tensor, step: int) -> Tensor:
     """x (N, ...) followed by zeros up to a multiple of `step` rows; x itself if it is one."""
     missing = -len(x) % step
@@ -171,9 +200,11 @@ def padded(x: Tensor, step: int) -> Tensor:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, in one pass over `total` if it has the factors' type."""
+    """total += left @ right, in one pass over `total` if it has the factors' type, or on a GPU of Nvidia."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif runs_kernels(left) and torch.version.cuda:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
         total += left @ right
 

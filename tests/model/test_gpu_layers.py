@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from mtkit.model import gpu_layers, layers
 from mtkit.model.build import build_model
-from mtkit.model.gpu_layers import add_and_norm, linear_relu, trains_fused
+from mtkit.model.gpu_layers import add_and_norm, cross_entropy, linear_relu, trains_fused
 from mtkit.model.layers import FeedForward, Residual
 from mtkit.recipe import ModelSettings, make_recipe
+from mtkit.training import loss
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 6e-3}
 
@@ -126,6 +127,38 @@ def test_a_model_has_the_same_output_and_gradients(monkeypatch: pytest.MonkeyPat
         model.zero_grad()
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("pieces", [16, 2048, 3001])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_the_loss_is_the_equation(
+    dtype: torch.dtype, pieces: int, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss, "runs_kernels", lambda x, *_: x.device.type == "cpu")
+    monkeypatch.setattr(torch.version, "cuda", None)  # whose product adds in float32
+    hidden, weight = (torch.randn(rows, 24).mul(0.5).to(dtype).requires_grad_() for rows in (21, pieces))
+    target = torch.randint(pieces, (21,))
+    target[:2] = torch.tensor([0, pieces - 1])
+    got = loss.token_loss(hidden, weight, target, smoothing=smoothing, chunk_rows=8)
+    wide = [each.detach().double().requires_grad_() for each in (hidden, weight)]
+    logits = wide[0] @ wide[1].T
+    wanted = F.cross_entropy(logits, target, label_smoothing=smoothing, reduction="sum")
+    assert close(got.objective, wanted, dtype)
+    assert close(got.nll, F.cross_entropy(logits, target, reduction="none"), dtype)
+    gradients = [torch.autograd.grad(y * 0.3, of) for y, of in ((got.objective, (hidden, weight)), (wanted, wide))]
+    assert all(close(one, other, dtype) for one, other in zip(*gradients, strict=True))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_logit_that_is_no_number_makes_the_loss_none() -> None:
+    logits, losses = torch.randn(3, 40), torch.empty(2, 3)
+    logits[1, 7], logits[2] = torch.nan, torch.linspace(-1e4, 1e4, 40)
+    wanted = F.cross_entropy(logits, torch.tensor([5, 5, 5]), reduction="none")
+    cross_entropy(logits, torch.tensor([5, 5, 5]), 0.1, losses[0], losses[1])
+    torch.testing.assert_close(losses[1], wanted, equal_nan=True)
+    assert losses[0].isfinite().tolist() == [True, False, True]
 
 
 def test_a_cpu_has_no_such_kernels() -> None:
