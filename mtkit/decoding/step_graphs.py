@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import State
-from mtkit.attention.contract import reorder
+from mtkit.attention.states import reorder, tensors_of
 from mtkit.model.network import Logits, Network
 
 STEPS = 32
@@ -148,15 +148,3 @@ class StepGraphs:
 def _reordered(state: State, order: Tensor) -> State:
     """The state after the hypotheses `order` (B, N); a single one has no order."""
     return state if order.shape[1] == 1 else reorder(state, order)
-
-
-def tensors_of(state: Any) -> Iterator[Tensor]:
-    """The tensors in nested dicts, lists and tuples, always in the same order: by name."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for name in sorted(state):
-            yield from tensors_of(state[name])
-    elif isinstance(state, list | tuple):
-        for value in state:
-            yield from tensors_of(value)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention import State
-from mtkit.attention.kernels.dot_product import counter
 from mtkit.attention.registry import find
 from mtkit.model.embedding import Embedding, absolute_positions, token_table
 from mtkit.model.layers import (
@@ -177,7 +176,9 @@ class Transformer(Network):
             if own is None or cross is None:
                 return None
             after[f"layer{number}"] = {"self": own, "cross": cross}
-        after["position"] = counter(state["position"], segments, hypotheses, self.target_embedding.tokens.weight.device)
+        if not isinstance(state["position"], Tensor):
+            device = self.target_embedding.tokens.weight.device
+            after["position"] = torch.full((segments, hypotheses), state["position"], device=device)
         return after
 
     def places(self, pieces: Tensor) -> Tensor | None:

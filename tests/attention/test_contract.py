@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Attended, Attention, Beginning, Inputs, Site, State, build, mechanisms, reorder
-from mtkit.attention.contract import close_gaps, overwrite
+from mtkit.attention.states import close_gaps, overwrite
 from mtkit.decoding.search.continuations import still_running
 from mtkit.model.build import build_model
 from mtkit.model.network import Network

@@ -1,38 +1,48 @@
-"""States of fixed shapes: the same steps, and nothing in them grows or depends on a number of the host."""
+"""States of fixed shapes: the same steps, while nothing in them grows or depends on a number that the host reads."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtkit.attention.contract import close_gaps, reorder
-from mtkit.decoding.step_graphs import tensors_of
-from tests.contract.cases import Case, all_cases, plain, steps
+from mtkit.attention.states import close_gaps, reorder, tensors_of
+from tests.contract.cases import Case, all_cases, plain, steps, valid_mask
 from tests.contract.stack import make, memory_for, tokens
 
 CASES = [case for case in all_cases() if steps(case) and (plain(case) or case.name == "full") and not case.slow]
+HYPOTHESES, STEPS = 2, 14
+
+
+class NoReads(TorchDispatchMode):
+    """Fails if a value of a tensor is read."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        assert function is not torch.ops.aten._local_scalar_dense.default, "the host reads a value"
+        return function(*arguments, **(named or {}))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @torch.no_grad()
 def test_steps_with_a_fixed_state_are_the_same(case: Case) -> None:
-    attention = make(case).layers[0].eval()
-    memory, query = memory_for(case, 3, 9), tokens(3, 2, 14)
-    valid = None if memory is None else torch.arange(9) < torch.tensor([[9], [4], [7]])
+    attention = make(case).eval()
+    memory, query = memory_for(case, 3, 9), tokens(3, HYPOTHESES, STEPS)
+    shapes: list[torch.Size] = []
+    task = torch.tensor([0, 1, 0]) if case.small else None
 
-    def walk(*, fixed: bool) -> list[Tensor] | None:
-        state, _ = attention.start(3, memory, None if valid is None else valid.clone(), hypotheses=2)
-        outputs, kept = [], [0, 1, 2]
-        shapes: list[torch.Size] = []
-        for number in range(14):
-            if fixed and number in (2, 9):
-                state = attention.fixed_state(state, 2, 7)
-                if state is None:
-                    return None
-                shapes = [x.shape for x in tensors_of(state)]
-            attended, state = attention.step(query[kept, :, number], state)
-            outputs.append(attended.output)
-            if fixed and number >= 2:
-                assert [x.shape for x in tensors_of(state)] == shapes
+    def walk(fixed: Callable[[Any, int], Any]) -> list[Tensor] | None:
+        valid = None if memory is None else valid_mask([9, 4, 7], 9)
+        state, outputs, kept = attention.start(3, memory, valid, HYPOTHESES, task), [], [0, 1, 2]
+        for number in range(STEPS):
+            state = fixed(state, number)
+            if state is None:
+                return None
+            with NoReads() if shapes else nullcontext():
+                output, state = attention.step(query[kept, :, number], state)
+            outputs.append(output)
             if number in (4, 10):
                 state = reorder(state, torch.tensor([[1, 0], [0, 0], [1, 1]])[kept])
             if number == 8:
@@ -40,7 +50,17 @@ def test_steps_with_a_fixed_state_are_the_same(case: Case) -> None:
                 state = close_gaps(state, torch.tensor(kept))
         return outputs
 
-    found, wanted = walk(fixed=True), walk(fixed=False)
-    if found is not None and wanted is not None:
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    def as_fixed(state: Any, number: int) -> Any:
+        if number in (2, 9):
+            layers = zip(attention.layers, state["layers"], strict=True)
+            states = [layer.fixed_state(before, HYPOTHESES, 7) for layer, before in layers]
+            shapes[:] = [x.shape for x in tensors_of(states)]
+            return None if None in states else {"layers": states}
+        assert number < 2 or [x.shape for x in tensors_of(state)] == shapes
+        return state
+
+    found = walk(as_fixed)
+    if found is not None:
+        shapes.clear()
+        wanted = walk(lambda state, number: state)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtkit.attention.states import tensors_of
 from mtkit.decoding.contract import Hypotheses, SourceBatch
 from mtkit.decoding.engines.model_engine import SEARCHES, decoding_with
-from mtkit.decoding.step_graphs import StepGraphs, tensors_of
+from mtkit.decoding.step_graphs import StepGraphs
 from mtkit.model.build import build_model
 from mtkit.model.network import Logits, Network
 from mtkit.recipe import DecodingSettings, make_recipe
@@ -80,6 +81,8 @@ def searched(model: Network, given: SourceBatch, recorder: Recorder | None, **se
         {"model": {"positions": "none"}, "attention": {"options": {"positions": "rotary"}}},
         {"model": {"positions": "none"}, "attention": {"decoder": "full", "options": {"positions": "alibi"}}},
         {"attention": {"decoder": "multi-query", "cross": "grouped-query"}},
+        {"attention": {"decoder": "realformer", "cross": "linear"}},
+        {"attention": {"decoder": "gla", "cross": "sigmoid"}},
     ],
     ids=str,
 )

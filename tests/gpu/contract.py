@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import reorder
-from mtkit.attention.contract import close_gaps
+from mtkit.attention.states import close_gaps
 from tests.contract.cases import Case, all_cases, plain, valid_mask
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
 from tests.gpu.check import Result, Setup, guarded

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Attention, Beginning, Inputs, reorder
-from mtkit.attention.contract import close_gaps
+from mtkit.attention.states import close_gaps
 from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import load_recipe

@@ -12,8 +12,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import State
-from mtkit.attention.kernels.dot_product import upcast
+from mtkit.attention.kernels.dot_product import position_of, upcast
+from mtkit.attention.states import State, counted
 
 FIRST_CAPACITY = 8
 
@@ -51,6 +51,10 @@ def append(state: State, *, window: int | None = None, first: int = 0, **rows: T
     `window` positions before it, so that the capacity stays at first + window.
     """
     count = state["count"]
+    if isinstance(count, Tensor):
+        for name, row in rows.items():
+            state[name].index_copy_(3, count[0, :1], row.unsqueeze(3))
+        return {**state, "count": count + 1}
     place = ring_place(count, window, first)
     grown = dict(state)
     for name, row in rows.items():
@@ -81,9 +85,26 @@ def ring_place(position: int, window: int | None, first: int = 0) -> int:
 
 def written(state: State, name: str, *, window: int | None = None, first: int = 0) -> Tensor:
     """The rows written under `name`, (B, N, heads, length, width); a ring's rows in the order of its places."""
-    length = state["count"] if window is None else min(state["count"], first + window)
     cache: Tensor = state[name]
+    if isinstance(state["count"], Tensor):
+        return cache
+    length = state["count"] if window is None else min(state["count"], first + window)
     return cache[:, :, :, :length]
+
+
+def with_room(state: State, steps: int, *names: str) -> State:
+    """The state with room for `steps` more tokens in the caches of these names, and "count" as a tensor (B, N).
+
+    `append` then writes to these caches without changing their shapes, and `written` gives them whole: what is not yet
+    written is zero.
+    """
+    count = int(position_of(state["count"], state[names[0]].device))
+    after = counted(state, state[names[0]].shape[1])
+    for name in names:
+        cache = state[name]
+        after[name] = cache.new_zeros(*cache.shape[:3], count + steps, cache.shape[4])
+        after[name][:, :, :, :count] = cache[:, :, :, :count]
+    return after
 
 
 def picked(cache: Tensor, place: Tensor) -> Tensor:
@@ -131,9 +152,10 @@ def add_rows(state: State, **rows: Tensor | tuple[Tensor, Tensor]) -> State:
     place drifts.
     """
     after = {**state, "count": state["count"] + 1}
+    begun = isinstance(state["count"], Tensor) or state["count"]
     for name, row in rows.items():
         if isinstance(row, tuple):
-            after[name] = state[name].addcmul_(*row) if state["count"] else upcast(row[0] * row[1])
+            after[name] = state[name].addcmul_(*row) if begun else upcast(row[0] * row[1])
         else:
-            after[name] = state[name].add_(row) if state["count"] else upcast(row).clone()
+            after[name] = state[name].add_(row) if begun else upcast(row).clone()
     return after

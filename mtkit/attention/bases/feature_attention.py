@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import expand_heads, upcast
+from mtkit.attention.kernels.dot_product import expand_heads, position_of, upcast
 from mtkit.attention.kernels.feature_sums import (
     Gates,
     Keys,
@@ -43,6 +43,7 @@ class FeatureAttention(HeadAttention):
 
     sequential_operations = "O(1)"
     longest_path = "O(1)"
+    keeps_shapes = True
     # other positions add to scores, which do not exist here
     slots = combining("merge", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
 
@@ -138,7 +139,7 @@ class FeatureAttention(HeadAttention):
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same equation for the newest token of each hypothesis; O(M V) per head, at any position."""
         query, after = inputs.query, {**state, "count": state["count"] + 1}
-        here = torch.full((1,), state["count"], device=query.device)
+        here = position_of(state["count"], query.device)
         if "shared" in state:
             phi_q = self._features(self.queries(query, here)).features
             guards = self._guards(lambda: state["shared"]["keys"])

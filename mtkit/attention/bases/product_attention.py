@@ -24,7 +24,6 @@ from mtkit.attention.kernels.dot_product import (
     attend,
     attend_cached,
     cached_is_faster,
-    counter,
     is_plain,
     numbers,
     position_of,
@@ -128,12 +127,11 @@ class ProductAttention(ScoreAttention):
     def fixed_state(self, state: State, hypotheses: int, steps: int) -> State | None:
         """Return the state with room for `steps` rows of each hypothesis, hidden until they are written.
 
-        "rows" and "count" are tensors (B, N) in it. None if each hypothesis has a cache of its own.
+        "rows" and "count" are tensors (B, N) in it.
         """
-        if self.site.role == "cross":
-            values = state["shared"]["values"]
-            return {**state, "count": counter(state["count"], len(values), hypotheses, values.device)}
-        return _with_room(state, steps) if "seen" in state else None
+        if "seen" in state and self.keeps_shapes:
+            return _with_room(state, steps)
+        return super().fixed_state(state, hypotheses, steps)
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """Attend at O(N t) per hypothesis; weights are (B, H, N, t), by position."""
@@ -223,14 +221,13 @@ def _is_fixed(state: State) -> bool:
 def _with_room(state: State, steps: int) -> State:
     """The state in the form of `ProductAttention.fixed_state`."""
     seen: Tensor = state["seen"]
-    segments, hypotheses = seen.shape[:2]
     if _is_fixed(state):
         state = {**state, "rows": int(state["rows"][0, 0]), "count": int(state["count"][0, 0])}
     elif _has_one_row_per_position(state):
         seen[:, :, : state["rows"]] = True
     if state["rows"] >= COMPACTED and not _has_one_row_per_position(state):
         state = _remove_unseen(state)
-    rows, room = state["rows"], state["rows"] + steps * hypotheses
+    rows, room = state["rows"], state["rows"] + steps * seen.shape[1]
 
     def with_room(x: Tensor, dim: int) -> Tensor:
         wider = x.new_zeros([room if number == dim else size for number, size in enumerate(x.shape)])
@@ -238,7 +235,7 @@ def _with_room(state: State, steps: int) -> State:
         return wider
 
     shared = {name: with_room(value, 1 if name == "position" else 2) for name, value in state["shared"].items()}
-    counters = {name: counter(state[name], segments, hypotheses, seen.device) for name in ("rows", "count")}
+    counters = {name: torch.full_like(seen[:, :, 0], state[name], dtype=torch.long) for name in ("rows", "count")}
     return {"shared": shared, "seen": with_room(state["seen"], 2), **counters}
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from mtkit.attention.bases.caches import append, written
+from mtkit.attention.bases.caches import append, with_room, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, State
 from mtkit.attention.kernels.dot_product import (
@@ -28,6 +28,7 @@ from mtkit.attention.kernels.dot_product import (
     upcast,
     weights_of,
 )
+from mtkit.attention.states import counted
 
 
 class Pairs(NamedTuple):
@@ -86,6 +87,7 @@ class ScoreAttention(HeadAttention):
     sequential_operations = "O(1)"
     longest_path = "O(1)"
     weights = True
+    keeps_shapes = True
     transposed: ClassVar[bool] = True
     """Whether the state holds keys of the source as (B, G, K, S), as which products of a few queries take half the
     time."""
@@ -221,7 +223,17 @@ class ScoreAttention(HeadAttention):
             state = append(state, **rows)
             columns = {name: written(state, name).flatten(0, 1) for name in rows}
         key_position = numbers(0, columns["values"].shape[2], query.device)
+        if isinstance(count, Tensor) and self.site.role != "cross":
+            valid = (key_position <= here).expand(len(columns["values"]), -1)
         return Pairs(q, columns, here, key_position, valid, state=state, hypotheses=hypotheses), state
+
+    def fixed_state(self, state: State, hypotheses: int, steps: int) -> State | None:
+        """Return the state with room for `steps` more tokens, and its count as a tensor (B, N)."""
+        if not self.keeps_shapes:
+            return None
+        if self.site.role != "cross":
+            return with_room(state, steps, *(name for name in state if name != "count"))
+        return counted(state, hypotheses)
 
     def _turned(self, name: str, x: Tensor) -> Tensor:
         """The columns (B, G, S, width) of the source as the state holds them, or the other way round."""

@@ -76,6 +76,7 @@ class SingleHead(QueryBlocks):
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {}
     softmax_heads = 1
     mixes = False  # its one head is as wide as a layer
+    keeps_shapes = False
 
     def __init__(
         self, site: Site, *, key_width: int, value_width: int, chunk: int | None = None, activation: str = "softmax"

@@ -319,13 +319,8 @@ def numbers(begin: int, end: int, device: torch.device) -> Tensor:
     return _kept_numbers(1 << max(end - 1, 1).bit_length(), device)[begin:end]
 
 
-def counter(count: int | Tensor, segments: int, hypotheses: int, device: torch.device) -> Tensor:
-    """The count as a tensor (B, N) of equal numbers, which states hold if a GPU repeats their steps."""
-    return count if isinstance(count, Tensor) else torch.full((segments, hypotheses), count, device=device)
-
-
 def position_of(count: int | Tensor, device: torch.device) -> Tensor:
-    """The position (1,) after `count` tokens, given as a number or by `counter`."""
+    """The position (1,) after `count` tokens, given as a number or a tensor (B, N) of equal numbers."""
     return count[0, :1] if isinstance(count, Tensor) else numbers(count, count + 1, device)
 
 

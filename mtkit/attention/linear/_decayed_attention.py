@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.layers import ChannelNorm, xavier_linear
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
-from mtkit.attention.kernels.dot_product import expand_heads, upcast
+from mtkit.attention.kernels.dot_product import expand_heads, position_of, upcast
 from mtkit.attention.linear._decayed_sums import Terms, read_both_ways, read_causal, read_literally, read_next
 from mtkit.attention.linear._short_convolution import ShortConvolution
 from mtkit.attention.options import OneOf, Positive, Within
@@ -60,6 +60,7 @@ class DecayedAttention(HeadAttention):
     growth = 1
     sequential_operations = "O(T / c)"
     longest_path = "O(1)"
+    keeps_shapes = True
     # the output stage takes the merge's place; other positions add to scores, which do not exist here
     slots = combining(positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
     silu: ClassVar[bool] = False
@@ -129,7 +130,7 @@ class DecayedAttention(HeadAttention):
         if "inputs" in state:
             window = torch.cat([state["inputs"].flatten(0, 1), upcast(torch.cat([*projected], dim=-1))], dim=1)
             state["inputs"] = window[:, 1:].unflatten(0, query.shape[:2])
-        position = torch.full((1,), state["count"] - 1, device=query.device)
+        position = position_of(state["count"] - 1, query.device)
         terms, v = self._terms(projected, rows, None, window=window, position=position)
         heads = read_next(terms, state["sums"].flatten(0, 1))
         output = self.finished(heads, v, rows).squeeze(1).unflatten(0, query.shape[:2])

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.layers import xavier_linear
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, for_heads, packing, token_means
-from mtkit.attention.kernels.dot_product import expand_heads, upcast
+from mtkit.attention.kernels.dot_product import expand_heads, position_of, upcast
 from mtkit.attention.kernels.feature_sums import elu1
 from mtkit.attention.kernels.recurrence import Part, prefix_products, recur, triangle_products
 from mtkit.attention.options import OneOf, Positive, refused
@@ -62,6 +62,7 @@ class Delta(HeadAttention):
     growth = 1
     sequential_operations = "O(T / c)"
     longest_path = "O(1)"
+    keeps_shapes = True
     unrounded = True
     # other positions add to scores, which do not exist here
     slots = combining("merge", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
@@ -114,7 +115,7 @@ class Delta(HeadAttention):
             heads = read(self._reads(query), state["shared"]["sums"])
             return Attended(self.merge_heads(heads.type_as(query), query)), state
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        position = torch.full((1,), state["count"], device=query.device)
+        position = position_of(state["count"], query.device)
         write, sums = self._writes(rows, None, position), state["sums"].flatten(0, 1)
         with torch.autocast(query.device.type, enabled=False):
             sums.add_(write.keys.transpose(-1, -2) @ (write.beta * (write.values - write.keys @ sums)))

@@ -45,6 +45,8 @@ class ConvolvedMaps(ScoreAttention):
     A mechanism defines `combined`. In the first layer of a run, the map is the scores.
     """
 
+    keeps_shapes = False
+
     def __init__(self, site: Site, *, kernel: int, act: str, share_conv: bool) -> None:
         super().__init__(site)
         if kernel % 2 == 0:

@@ -33,6 +33,7 @@ class Average(Attention):
     growth = 1
     sequential_operations = "O(1)"
     longest_path = "O(1)"
+    keeps_shapes = True
     small: ClassVar[dict[str, Any]] = {"inner": 12}
 
     def __init__(
@@ -56,7 +57,9 @@ class Average(Attention):
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         state = add_rows(state, total=inputs.query)
-        return Attended(self._mixed(inputs.query, state["total"] / state["count"])), state
+        count = state["count"]
+        mean = state["total"] / (count.unsqueeze(2) if isinstance(count, Tensor) else count)
+        return Attended(self._mixed(inputs.query, mean)), state
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:

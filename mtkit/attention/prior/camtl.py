@@ -34,6 +34,7 @@ class CaMtl(ScoreAttention):
     """
 
     roles = published = frozenset({"encoder", "decoder"})
+    keeps_shapes = False
     paper = "Pilault et al. 2021, arXiv 2009.09139"
     small: ClassVar[Mapping[str, Any]] = {"tasks": 3, "blocks": 20, "task_dim": 4}
     variants = ({"apply_layers": "all"},)

@@ -42,6 +42,7 @@ class Synthesizer(ScoreAttention):
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
+    keeps_shapes = False
     published = frozenset({"encoder", "decoder"})
     paper = "Tay et al. 2021, arXiv 2005.00743"
     slots = combining("merge", "regularizer", positions={"alibi"}, projection={"multi-query", "grouped-query"})

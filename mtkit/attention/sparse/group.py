@@ -44,6 +44,7 @@ class Group(ProductAttention):
     small: ClassVar[dict[str, Any]] = {"context_layers": 1}
     variants = ({"context_layers": 0}, {"context_layers": 2, "gate_bias": 1.0})
     reads_marks = True
+    keeps_shapes = False
 
     def __init__(
         self,
@@ -90,9 +91,6 @@ class Group(ProductAttention):
         attended, local = super().advance(replace(inputs, need_weights=False), before)
         wide, context = self.context.advance(inputs, state["context"])
         return self._mixed(attended, wide), {"local": local, "context": context}
-
-    def fixed_state(self, state: State, hypotheses: int, steps: int) -> None:
-        """Return None: there is no such form."""
 
     def _within(self, inputs: Inputs) -> Attended:
         """Group attention, in rows of sentences if the context is long and nobody reads the weights."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import overwrite, reorder
+from mtkit.attention.states import overwrite, reorder
 from mtkit.model.network import Logits, Model
 
 

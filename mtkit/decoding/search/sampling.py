@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import close_gaps
+from mtkit.attention.states import close_gaps
 from mtkit.decoding.contract import Hypotheses, SourceBatch
 from mtkit.decoding.search.continuations import (
     allowed_log_probs,

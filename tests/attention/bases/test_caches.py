@@ -15,7 +15,7 @@ from mtkit.attention.bases.caches import (
     start_sums,
     written,
 )
-from mtkit.attention.contract import reorder
+from mtkit.attention.states import reorder
 
 
 def rows(count: int) -> torch.Tensor:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention.bases.feature_attention import FeatureAttention
-from mtkit.attention.contract import Site, reorder
+from mtkit.attention.contract import Site
 from mtkit.attention.kernels.feature_sums import Gates, Keys, elu1
+from mtkit.attention.states import reorder
 from tests.contract.counting import saved_tensors
 
 

@@ -19,9 +19,10 @@ from mtkit.attention.compressed._spans import (
     spans_valid,
     start_spans,
 )
-from mtkit.attention.contract import State, reorder
+from mtkit.attention.contract import State
 from mtkit.attention.kernels.dot_product import safe_softmax
 from mtkit.attention.kernels.listed import attend_listed
+from mtkit.attention.states import reorder
 
 SPANS = [Spans(1, 1), Spans(3, 3), Spans(5, 4), Spans(4, 1), Spans(2, 3)]
 each_spans = pytest.mark.parametrize("spans", SPANS, ids=lambda spans: f"{spans.size}-{spans.stride}")

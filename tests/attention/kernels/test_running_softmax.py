@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mtkit.attention.contract import reorder
 from mtkit.attention.kernels.running_softmax import (
     CHUNK,
     add_keys,
@@ -18,6 +17,7 @@ from mtkit.attention.kernels.running_softmax import (
     read_prefixes,
     start_softmax,
 )
+from mtkit.attention.states import reorder
 from tests.contract.counting import saved_tensors
 
 

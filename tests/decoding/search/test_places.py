@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import reorder
+from mtkit.attention.states import reorder
 from mtkit.decoding.search import places as module
 from mtkit.decoding.search.places import Places
 from mtkit.model.network import Logits
