@@ -1,4 +1,4 @@
-"""Parts of training in few kernels on a GPU: a residual sum with dropout and layer norm, a map with relu, the loss.
+"""Parts of training in few kernels on a GPU: residual sum, dropout and layer norm; the feed-forward layer; the loss.
 
 PyTorch runs a kernel for each sum, dropout and norm, and for the gradient of each vector. Most of the time between
 products is reading and writing, of which these kernels (`gpu_kernels`) do half. Dropout's mask is a function of a seed,
@@ -17,7 +17,7 @@ WIDEST = 2048
 """Most numbers of a row: a program holds whole rows in registers."""
 
 TILE = 1024
-"""Numbers of a tile, unless one row has more."""
+"""Numbers of a tile of whole rows, unless one has more."""
 
 PROGRAMS = 512
 """Programs that add up columns, about as many as a large GPU runs at a time."""
@@ -40,9 +40,8 @@ def runs_kernels(x: Tensor, *others: Tensor) -> bool:
     """Whether the kernels take these tensors, which are all of one type: bfloat16 or float32 on the present GPU."""
     return (
         x.is_cuda
-        and x.numel() > 0
         and x.dtype in (torch.bfloat16, torch.float32)
-        and all(other.dtype == x.dtype for other in others)
+        and all(each.dtype == x.dtype and each.numel() for each in (x, *others))
         and kernels() is not None
         and x.device.index == torch.cuda.current_device()  # where Triton runs kernels
     )
@@ -61,85 +60,131 @@ def trains_fused(x: Tensor, *others: Tensor) -> bool:
     )
 
 
-def add_and_norm(x: Tensor, branch: Tensor, shift: Tensor | None, norm: nn.LayerNorm, share: float) -> Tensor:
-    """LN(x + dropout(branch + shift)) for x and branch (..., D), shift (D,) or None; `share` is the rate of dropout."""
-    normed: Tensor = _AddAndNorm.apply(x, branch, shift, norm.weight, norm.bias, norm.eps, share)  # type: ignore[no-untyped-call]
+def add_and_norm(x: Tensor, branch: Tensor, norm: nn.LayerNorm, share: float) -> Tensor:
+    """LN(x + dropout(branch)) for x and branch (..., D); `share` is the rate of dropout."""
+    normed: Tensor = _AddAndNorm.apply(x, branch, norm.weight, norm.bias, norm.eps, share)  # type: ignore[no-untyped-call]
     return normed
 
 
 class _AddAndNorm(torch.autograd.Function):
     @staticmethod
+    def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float, share: float) -> Tensor:
+        x, branch = x.contiguous(), branch.contiguous()
+        normed, seed = _normed(x, branch, None, weight, bias, eps, share)
+        ctx.save_for_backward(x, branch, weight, seed)
+        ctx.how = eps, share
+        return normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, branch, weight, seed = ctx.saved_tensors
+        d_x, d_branch, d_weight, d_bias, _ = _normed_backward(upstream, x, branch, None, weight, seed, *ctx.how)
+        return d_x, d_branch, d_weight, d_bias, None, None
+
+
+def feed_forward_and_norm(x: Tensor, inner: nn.Linear, outer: nn.Linear, norm: nn.LayerNorm, share: float) -> Tensor:
+    """LN(x + dropout(outer(relu(inner(x))))) for x (..., D)."""
+    weights = inner.weight, inner.bias, outer.weight, outer.bias, norm.weight, norm.bias
+    normed: Tensor = _FeedForwardAndNorm.apply(x.flatten(0, -2), *weights, norm.eps, share)  # type: ignore[no-untyped-call]
+    return normed.view(x.shape)
+
+
+class _FeedForwardAndNorm(torch.autograd.Function):
+    @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        branch: Tensor,
-        shift: Tensor | None,
+        inner: Tensor,
+        inner_bias: Tensor,
+        outer: Tensor,
+        outer_bias: Tensor,
         weight: Tensor,
         bias: Tensor,
         eps: float,
         share: float,
     ) -> Tensor:
-        x, branch = x.contiguous(), branch.contiguous()
-        # drawn on the device, so that the host need not wait, and a CUDA graph draws another one each time
-        seed = torch.randint(2**62, (1,), device=x.device) if share else None
-        width, columns = x.shape[-1], _power(x.shape[-1])
-        ctx.rows, ctx.eps = x.numel() // width, eps
-        ctx.how = {
-            "WIDTH": width,
-            "COLUMNS": columns,
-            "ROWS": max(1, TILE // columns),
-            "DROPPED": round(share * 2**24),
-            "SCALE": 1.0 / (1.0 - share),
-            "SHIFTED": shift is not None,
-        }
-        ctx.save_for_backward(x, branch, shift, weight, seed)
-        out = torch.empty_like(x)
-        programs = -(-ctx.rows // ctx.how["ROWS"])
-        _run("add_and_norm", (programs,), x, branch, shift, weight, bias, seed, out, ctx.rows, eps, **ctx.how)
-        return out
+        x = x.contiguous()
+        hidden = torch._addmm_activation(inner_bias, x, inner.t())  # relu, which cuBLAS applies in its product
+        branch = hidden @ outer.t()
+        normed, seed = _normed(x, branch, outer_bias, weight, bias, eps, share)
+        ctx.save_for_backward(x, hidden, branch, inner, outer, outer_bias, weight, seed)
+        ctx.how = eps, share
+        return normed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        x, branch, shift, weight, seed = ctx.saved_tensors
-        d_x, width = torch.empty_like(x), x.shape[-1]
-        d_branch = d_x if seed is None else torch.empty_like(x)
-        programs = min(PROGRAMS, -(-ctx.rows // ctx.how["ROWS"]))
-        sums = x.new_empty(programs, (2 if shift is None else 3) * width, dtype=torch.float32)
-        given = (x, branch, shift, weight, seed, upstream.contiguous(), d_x, d_branch, sums, ctx.rows, ctx.eps)
-        _run("add_and_norm_backward", (programs,), *given, **ctx.how)
-        added = _added(sums, like=weight)
-        d_shift = None if shift is None else added[2 * width :]
-        return d_x, d_branch, d_shift, added[:width], added[width : 2 * width], None, None
+        x, hidden, branch, inner, outer, outer_bias, weight, seed = ctx.saved_tensors
+        d_x, d_branch, d_weight, d_bias, d_outer_bias = _normed_backward(
+            upstream, x, branch, outer_bias, weight, seed, *ctx.how
+        )
+        needed = ctx.needs_input_grad
+        d_outer = d_branch.t() @ hidden if needed[3] else None
+        gradient, d_inner_bias = _relu_backward(d_branch @ outer, hidden)
+        d_inner = gradient.t() @ x if needed[1] else None
+        d_x.addmm_(gradient, inner)
+        return d_x, d_inner, d_inner_bias, d_outer, d_outer_bias, d_weight, d_bias, None, None
 
 
-def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """relu(x weight^T + bias) (N, O) for x (N, I), weight (O, I), bias (O,)."""
-    result: Tensor = _LinearRelu.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return result
+@cache
+def _constants(width: int, share: float, shifted: bool) -> dict[str, Any]:
+    """The constants of the kernels of residual sums."""
+    columns = _power(width)
+    return {
+        "WIDTH": width,
+        "COLUMNS": columns,
+        "ROWS": max(1, TILE // columns),
+        "DROPPED": round(share * 2**24),
+        "SCALE": 1.0 / (1.0 - share),
+        "SHIFTED": shifted,
+    }
 
 
-class _LinearRelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        result = torch._addmm_activation(bias, x, weight.t())  # cuBLAS's product applies relu too
-        ctx.save_for_backward(x, weight, result)
-        return result
+def _normed(
+    x: Tensor, branch: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float, share: float
+) -> tuple[Tensor, Tensor | None]:
+    """LN(x + dropout(branch + shift)) for shift (D,), and the seed of dropout."""
+    # drawn on the device, so that the host need not wait, and a CUDA graph draws another one each time
+    seed = torch.randint(2**62, (1,), device=x.device) if share else None
+    rows, how, out = x.numel() // x.shape[-1], _constants(x.shape[-1], share, shift is not None), torch.empty_like(x)
+    _run("add_and_norm", (-(-rows // how["ROWS"]),), x, branch, shift, weight, bias, seed, out, rows, eps, **how)
+    return out, seed
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, result = ctx.saved_tensors
-        rows, width = result.shape
-        columns = min(_power(width), 256)
-        how = {"WIDTH": width, "COLUMNS": columns, "ROWS": TILE // columns}
-        across = -(-width // columns)
-        down = min(max(1, PROGRAMS // across), -(-rows // how["ROWS"]))
-        gradient, sums = torch.empty_like(result), result.new_empty(down, width, dtype=torch.float32)
-        _run("relu_backward", (down, across), upstream.contiguous(), result, gradient, sums, rows, **how)
-        d_x = gradient @ weight if ctx.needs_input_grad[0] else None
-        d_weight = gradient.t() @ x if ctx.needs_input_grad[1] else None
-        return d_x, d_weight, _added(sums, like=weight)
+
+def _normed_backward(
+    upstream: Tensor,
+    x: Tensor,
+    branch: Tensor,
+    shift: Tensor | None,
+    weight: Tensor,
+    seed: Tensor | None,
+    eps: float,
+    share: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, branch, weight, bias and shift, the last empty if there is none."""
+    width = x.shape[-1]
+    rows, how = x.numel() // width, _constants(width, share, shift is not None)
+    d_x = torch.empty_like(x)
+    d_branch = d_x if seed is None else torch.empty_like(x)
+    programs = min(PROGRAMS, -(-rows // how["ROWS"]))
+    sums = x.new_empty(programs, (2 if shift is None else 3) * width, dtype=torch.float32)
+    given = (x, branch, shift, weight, seed, upstream.contiguous(), d_x, d_branch, sums, rows, eps)
+    _run("add_and_norm_backward", (programs,), *given, **how)
+    added = _added(sums, like=weight)
+    return d_x, d_branch, added[:width], added[width : 2 * width], added[2 * width :]
+
+
+def _relu_backward(upstream: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient (N, O) of relu's input from its result, and the sum (O,) of its rows."""
+    rows, width = result.shape
+    columns = min(_power(width), 256)
+    how = {"WIDTH": width, "COLUMNS": columns, "ROWS": 2048 // columns}
+    across = -(-width // columns)
+    down = min(max(1, PROGRAMS // across), -(-rows // how["ROWS"]))
+    gradient, sums = torch.empty_like(result), result.new_empty(down, width, dtype=torch.float32)
+    _run("relu_backward", (down, across), upstream, result, gradient, sums, rows, **how)
+    return gradient, _added(sums, like=result)
 
 
 def cross_entropy(logits: Tensor, target: Tensor, smoothing: float, smoothed: Tensor, nll: Tensor) -> None:

@@ -17,7 +17,7 @@ from mtkit.attention import Attended, Attention, State
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.device import autocast_disabled
 from mtkit.errors import MtkitError
-from mtkit.model.gpu_layers import add_and_norm, linear_relu, trains_fused
+from mtkit.model.gpu_layers import add_and_norm, feed_forward_and_norm, trains_fused
 from mtkit.recipe import ModelSettings
 
 POOL_ELEMENTS = 1 << 24
@@ -84,24 +84,25 @@ class FeedForward(nn.Module):
                 nn.init.xavier_uniform_(linear.weight)
                 nn.init.zeros_(linear.bias)
 
-    def forward(self, x: Tensor, *, biased: bool = True) -> Tensor:
-        """(..., D) to (..., D), without the bias of the last map if not `biased`."""
-        hidden = self.dropout(self._hidden(x.flatten(0, -2)))
-        output = self.outer(hidden) if biased else F.linear(hidden, self.outer.weight)
-        return output.unflatten(0, x.shape[:-1])
-
-    def _hidden(self, rows: Tensor) -> Tensor:
-        """(N, D) to (N, inner)."""
-        if self.activation == "relu" and type(self.inner) is nn.Linear and trains_fused(rows, self.inner.weight):
-            return linear_relu(rows, self.inner.weight, self.inner.bias)
-        hidden: Tensor = self.inner(rows)
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) to (..., D)."""
+        rows = x.flatten(0, -2)
+        hidden = self.inner(rows)
         if self.gate is not None:
-            return F.silu(self.gate(rows)) * hidden
-        if self.activation == "relu":
+            hidden = F.silu(self.gate(rows)) * hidden
+        elif self.activation == "relu":
             # in place: relu's backward pass needs only its result, and the linear map's not even that. On rows, because
             # autograd makes four copies for the gradient of a view that is written in place
-            return F.relu(hidden, inplace=True)
-        return F.gelu(hidden) if self.activation == "gelu" else F.silu(hidden)
+            hidden = F.relu(hidden, inplace=True)
+        else:
+            hidden = F.gelu(hidden) if self.activation == "gelu" else F.silu(hidden)
+        return self.outer(self.dropout(hidden)).unflatten(0, x.shape[:-1])
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the layer has the form of `feed_forward_and_norm`."""
+        plain = type(self.inner) is type(self.outer) is nn.Linear  # adapters are not
+        return plain and self.activation == "relu" and not (self.training and self.dropout.share)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -140,17 +141,17 @@ class Residual(nn.Module):
         normed: Tensor = self.norm(stream) if self.pre else stream
         return normed
 
-    def after(self, x: Stream, output: Tensor, shift: Tensor | None = None) -> Stream:
-        """The stream after the sub-layer; shift (D,) is added to the output."""
-        if self.fuses(x, output):
-            return add_and_norm(cast(Tensor, x), output, shift, self.norm, self.dropout.share)
-        total: Tensor = cast(Tensor, x) + self.dropout(output if shift is None else output + shift)
+    def after(self, x: Stream, output: Tensor) -> Stream:
+        """The stream after the sub-layer."""
+        stream = cast(Tensor, x)
+        if self.fuses(stream, output):
+            return add_and_norm(stream, output, self.norm, self.dropout.share)
+        total: Tensor = stream + self.dropout(output)
         return total if self.pre else self.norm(total)
 
-    def fuses(self, x: Stream, output: Tensor) -> bool:
-        """Whether one kernel computes `after` for an output of that type; it gets the gradient of a shift for free."""
-        trained = self.training and not self.pre and isinstance(x, Tensor)
-        return trained and trains_fused(cast(Tensor, x), output, self.norm.weight)
+    def fuses(self, *tensors: Tensor) -> bool:
+        """Whether a kernel computes `after` for such tensors."""
+        return self.training and not self.pre and trains_fused(self.norm.weight, *tensors)
 
 
 class ReversibleResidual(Residual):
@@ -165,9 +166,9 @@ class ReversibleResidual(Residual):
         normed: Tensor = self.norm(x[1])
         return normed
 
-    def after(self, x: Stream, output: Tensor, shift: Tensor | None = None) -> Stream:
+    def after(self, x: Stream, output: Tensor) -> Stream:
         """The second stream, and the first plus the output."""
-        return x[1], x[0] + self.dropout(output if shift is None else output + shift)
+        return x[1], x[0] + self.dropout(output)
 
 
 def residual(model: ModelSettings) -> Residual:
@@ -264,10 +265,10 @@ def feed_forward_sublayer(feed_forward: FeedForward, residual: Residual) -> SubL
     """The feed-forward sub-layer."""
 
     def feed(x: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
-        given, outer = residual.before(x), feed_forward.outer
-        if type(outer) is nn.Linear and residual.fuses(x, outer.weight):
-            return residual.after(x, feed_forward(given, biased=False), outer.bias)
-        return residual.after(x, feed_forward(given))
+        inner, outer = feed_forward.inner, feed_forward.outer
+        if isinstance(x, Tensor) and feed_forward.fuses and residual.fuses(x, inner.weight, outer.weight):
+            return feed_forward_and_norm(x, inner, outer, residual.norm, residual.dropout.share)
+        return residual.after(x, feed_forward(residual.before(x)))
 
     return SubLayer(feed, (feed_forward, residual))
 
