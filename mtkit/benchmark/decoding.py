@@ -20,7 +20,7 @@ from mtkit.decoding.engines.model_engine import ModelEngine, find_dtype
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import SourceLines, TrainedOn
-from mtkit.decoding.parallel import Workers
+from mtkit.decoding.parallel import Workers, usual_batch_tokens
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import score_corpus
@@ -79,7 +79,8 @@ class OwnDecoder:
         self.dtype = find_dtype(arithmetic)
         self.arithmetic = "float32" if arithmetic == "auto" else arithmetic
         self.shortlist = 0 if lexicon is None else lexicon.each
-        self.sizes: Sequence[int] = list(sizes) or [settings.batch_tokens]
+        usual = settings.batch_tokens or usual_batch_tokens(next(model.parameters()).device)
+        self.sizes: Sequence[int] = list(sizes) or [usual]
         self._tokenizers, self._settings = run.tokenizers, settings
         workers = Workers.where_possible(next(model.parameters()).device)
         self._engine = ModelEngine(model, settings, self.dtype, lexicon, workers)

@@ -160,7 +160,7 @@ def _in_batches(
     work: Callable[[Sequence[int]], list[Result]],
     segments: Sequence[Segment],
     targets: Sequence[Sequence[int]],
-    batch_tokens: int,
+    batch_tokens: int | None,
     device: torch.device,
     on_progress: OnProgress = lambda lines: None,
 ) -> list[Result]:

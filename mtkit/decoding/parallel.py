@@ -42,21 +42,27 @@ LEAST = 512
 def map_batches(
     work: Callable[[Sequence[int]], Sequence[Result]],
     lengths: Sequence[int],
-    batch_tokens: int,
+    batch_tokens: int | None,
     device: torch.device,
     *,
     hypotheses: int = 1,
     most: int = MOST,
 ) -> Iterator[list[tuple[int, Result]]]:
-    """Batch by batch of `plan`, the index of each segment with its result.
+    """Batch by batch of `plan`, the index of each segment with its result; batch_tokens None: `usual_batch_tokens`.
 
     `work` returns the results of the segments with these indices. A batch that exceeds the memory is halved. On a CPU,
     at most `most` batches are computed at once.
     """
-    batches = plan(lengths, batch_tokens, hypotheses, at_once(device, most=most))
+    size = batch_tokens or usual_batch_tokens(device)
+    batches = plan(lengths, size, hypotheses, at_once(device, most=most))
     halves = parallel_map(partial(Halving(lengths).run, work), batches, device, most)
     for indices, results in zip(batches, halves, strict=True):
         yield list(zip(indices, chain.from_iterable(results), strict=True))
+
+
+def usual_batch_tokens(device: torch.device) -> int:
+    """The padded source pieces of a batch: few enough for a CPU's caches, or enough to fill a GPU."""
+    return 8_192 if device.type == "cpu" else 65_536
 
 
 def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: int = 1) -> list[list[int]]:

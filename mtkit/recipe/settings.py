@@ -144,9 +144,9 @@ class DecodingSettings(Settings):
     (minimum Bayes risk)."""
     samples: Hypotheses | None = None
     """Samples per segment among which `mbr` chooses. Default: 64."""
-    batch_tokens: PositiveInt = 8_192
-    """Maximum padded source pieces per batch, counted once per hypothesis. On a CPU, the commands decode one batch per
-    thread in parallel."""
+    batch_tokens: PositiveInt | None = None
+    """Maximum padded source pieces per batch, counted once per hypothesis. Default: 8,192 on a CPU, where the commands
+    decode one batch per thread in parallel, 65,536 on a GPU."""
 
     @property
     def hypotheses(self) -> int:
