@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -34,6 +35,32 @@ def check_default_type() -> None:
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     """Copy x from the CPU to a device, without waiting for the device."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton can compile kernels for the GPU here, which needs a C compiler too."""
+    try:
+        from triton.runtime import driver
+
+        return driver.active.get_current_target() is not None
+    except Exception:
+        return False
+
+
+def runs_kernels(*tensors: Tensor) -> bool:
+    """Whether kernels in Triton take these tensors: of one type, with numbers, on the present GPU.
+
+    The type is bfloat16, float16 or float32.
+    """
+    first = tensors[0]
+    return (
+        first.is_cuda
+        and first.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and all(each.dtype == first.dtype and each.numel() for each in tensors)
+        and has_triton()
+        and first.device.index == torch.cuda.current_device()  # where Triton runs kernels
+    )
 
 
 @contextmanager

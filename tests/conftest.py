@@ -1,7 +1,9 @@
 """What every test starts from: one thread, the same random numbers whatever ran before it; and the order of all."""
 
+import importlib
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +49,27 @@ def prepared(prepared_folder: Path) -> "Prepared":
     from mtkit.data.prepared import open_prepared
 
     return open_prepared(prepared_folder)
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A function that lets Triton's interpreter run the kernels of a module, on the CPU; skips without Triton."""
+
+    def interpret(name: str) -> None:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")  # before the first import of Triton
+        pytest.importorskip("triton")
+        if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+            pytest.skip("Triton's interpreter reads numbers from arrays as NumPy 2.4 no longer allows")
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        package, _, last = name.rpartition(".")
+        monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr(importlib.import_module(package), last, module, raising=False)
+
+    return interpret
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,12 +6,13 @@ which is drawn on the device from PyTorch's generator, and kept for the backward
 """
 
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from mtkit.device import runs_kernels
 
 WIDEST = 2048
 """Most numbers of a row: a program holds whole rows in registers."""
@@ -23,37 +24,15 @@ PROGRAMS = 512
 """Programs that add up columns, about as many as a large GPU runs at a time."""
 
 
-@cache
-def kernels() -> ModuleType | None:
-    """The kernels; None if Triton is missing or cannot compile here, as without a C compiler."""
-    try:
-        from mtkit.model import gpu_kernels
-
-        sums = torch.zeros(1, 16, device="cuda")
-        gpu_kernels.add_rows[(1,)](sums, sums[0], 1, WIDTH=16, COLUMNS=16, ROWS=16)
-    except Exception:
-        return None
-    return gpu_kernels
-
-
-def runs_kernels(x: Tensor, *others: Tensor) -> bool:
-    """Whether the kernels take these tensors, which are all of one type: bfloat16 or float32 on the present GPU."""
-    return (
-        x.is_cuda
-        and x.dtype in (torch.bfloat16, torch.float32)
-        and all(each.dtype == x.dtype and each.numel() for each in (x, *others))
-        and kernels() is not None
-        and x.device.index == torch.cuda.current_device()  # where Triton runs kernels
-    )
-
-
 def trains_fused(x: Tensor, *others: Tensor) -> bool:
     """Whether layers call the kernels: `runs_kernels` for rows that are not too wide, with gradients.
 
     Other passes have less to save, and need not wait for a compiler.
     """
     return (
-        torch.is_grad_enabled()
+        x.is_cuda
+        and torch.is_grad_enabled()
+        and x.dtype != torch.float16
         and x.shape[-1] <= WIDEST
         and runs_kernels(x, *others)
         and (not torch.is_autocast_enabled("cuda") or torch.get_autocast_dtype("cuda") == x.dtype)
@@ -207,8 +186,9 @@ def _added(sums: Tensor, like: Tensor) -> Tensor:
 
 def _run(name: str, grid: tuple[int, ...], *given: Any, **how: Any) -> None:
     """Run a kernel in a grid of programs; it does not read what is None."""
-    kernel = getattr(kernels(), name)
-    kernel[grid](*[given[0] if each is None else each for each in given], **how)
+    from mtkit.model import gpu_kernels
+
+    getattr(gpu_kernels, name)[grid](*[given[0] if each is None else each for each in given], **how)
 
 
 def _power(width: int) -> int:

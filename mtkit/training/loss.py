@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtkit.model.gpu_layers import cross_entropy, runs_kernels
+from mtkit.device import runs_kernels
+from mtkit.model.gpu_layers import cross_entropy
 
 CHUNK_ELEMENTS = {"cpu": 4 << 20, "cuda": 64 << 20}
 """Logits held at a time: about what the last cache of a CPU holds, and what fills a GPU."""
@@ -108,7 +109,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             ctx.hidden = torch.empty_like(states) if gradients else None
             ctx.weight = torch.zeros_like(weight, dtype=wide) if trained else None
             factor = weight.to(dtype)
-            compute = _cross_entropy_fused if gradients and runs_kernels(states, factor) else _cross_entropy
+            compute = (
+                _cross_entropy_fused
+                if gradients and dtype != torch.float16 and runs_kernels(states, factor)
+                else _cross_entropy
+            )
             smoothed, nll = compute(states, factor, gold, len(hidden), smoothing, chunk_rows, ctx.hidden, ctx.weight)
         ctx.dtype, ctx.rows = weight.dtype, len(hidden)
         ctx.mark_non_differentiable(nll)

@@ -1,7 +1,6 @@
 """The kernels of a GPU, run by Triton's interpreter on the CPU, against the equations in float64."""
 
-import importlib.util
-from types import ModuleType
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,18 +17,8 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 6e-3}
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # before the first import of Triton
-    pytest.importorskip("triton")
-    spec = importlib.util.find_spec("mtkit.model.gpu_kernels")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    try:
-        module.add_rows[(1,)](torch.ones(2, 16), torch.ones(16), 2, WIDTH=16, COLUMNS=16, ROWS=16)
-    except Exception as error:
-        pytest.skip(f"Triton's interpreter does not run here: {error}")
-    monkeypatch.setattr(gpu_layers, "kernels", lambda: module)
-    return module
+def kernels(interpreted: Callable[[str], None]) -> None:
+    interpreted("mtkit.model.gpu_kernels")
 
 
 def mixed(x: Tensor) -> Tensor:

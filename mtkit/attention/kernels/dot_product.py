@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.kernels.fused import fused_attention, hides_all_keys, padding_bias
+from mtkit.attention.kernels.gpu.short import attend_short, attends_short
 from mtkit.attention.slots import Positions
 
 PAIR = 1.25
@@ -118,14 +119,14 @@ def attend(
             key_position=_range(k),
             dropout=dropout,
         )
+    if is_plain(positions) and not by_query and hides_all_keys(q):
+        return _attend_on_gpu(q, k, v, None if causal else valid, scale=scale, causal=causal, dropout=dropout), None
     bias = None if positions is None else positions.bias(q, _range(q), _range(k), scale)
     if valid is None or (causal and not by_query):
         if bias is None:
             return _fused_by_group(q, k, v, scale=scale, dropout=dropout, is_causal=causal), None
         mask = bias.masked_fill(~_triangle(q, k), float("-inf")) if causal else bias
         return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=mask), None
-    if bias is None and not by_query and hides_all_keys(q):
-        return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=padding_bias(valid, q.dtype)), None
     visible = valid[:, None] & _triangle(q, k) if causal else valid[:, None] if by_query else valid[:, None, None]
     some = visible.any(-1, keepdim=True)  # (B, 1, 1 or T, 1)
     # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
@@ -133,6 +134,16 @@ def attend(
     if bias is not None:
         mask = bias.masked_fill(~mask, float("-inf"))
     return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=mask) * some, None
+
+
+def _attend_on_gpu(
+    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, *, scale: float, causal: bool, dropout: float
+) -> Tensor:
+    """The heads' outputs of `attend` by queries that see the keys of valid (B, S), or those up to their position."""
+    if not dropout and attends_short(q, k, v):
+        return attend_short(q, k, v, valid, scale=scale, causal=causal)
+    mask = None if valid is None else padding_bias(valid, q.dtype)
+    return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=mask, is_causal=causal)
 
 
 def is_plain(positions: Positions | None) -> bool:
