@@ -21,6 +21,7 @@ from mtkit.benchmark.report import Bars, about, times
 from mtkit.decoding.contract import SourceBatch
 from mtkit.decoding.engines.model_engine import decoding_with, find_dtype
 from mtkit.decoding.search.beam import beam_search
+from mtkit.decoding.step_graphs import StepGraphs
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.model.network import Logits, Model, Network
@@ -124,7 +125,7 @@ class _Endless:
 
     has_weights = False
 
-    def __init__(self, model: Network, noted: Sequence[int], device: torch.device) -> None:
+    def __init__(self, model: Model, noted: Sequence[int], device: torch.device) -> None:
         self.model, self.device = model, device
         self.times = dict.fromkeys(noted, 0.0)
         self.steps = 0
@@ -171,7 +172,8 @@ def _decode(model: Network, batch: SourceBatch, setting: DocumentSetting) -> tup
     """Return the seconds per document, and per piece at the end of the documents."""
     length, count = batch.limits[0], len(batch.limits)
     settings = setting.recipe.decoding.model_copy(update={"beam": setting.beam, "coverage_penalty": 0.0})
-    endless = _Endless(model, (length - 1 - LAST, length - 1), setting.device)
+    steps: Model = StepGraphs(model) if setting.device.type == "cuda" else model
+    endless = _Endless(steps, (length - 1 - LAST, length - 1), setting.device)
     with decoding_with(model, find_dtype(setting.arithmetic)):
         begin = time.perf_counter()
         beam_search(cast(Model, endless), batch, settings)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mtkit.attention import State
 from mtkit.attention.states import reorder, tensors_of
-from mtkit.model.network import Logits, Network
+from mtkit.model.network import Logits, Model
 
 STEPS = 32
 """Steps for which a state has room at least; later ones have room for as many steps as there were."""
@@ -73,37 +73,40 @@ class Repeated:
 
 
 class StepGraphs:
-    """A network whose steps, and searches for the best next pieces, are recorded and repeated; else the same `Model`.
+    """A model whose steps, and searches for the best next pieces, are recorded and repeated; else the same `Model`.
 
     It serves one batch at a time: what a step returns is overwritten by the next one, and `start` begins a batch.
     """
 
-    def __init__(self, network: Network, record: Recorder = record_graph) -> None:
-        self._network, self._record = network, record
+    def __init__(self, model: Model, record: Recorder = record_graph) -> None:
+        self._model, self._record = model, record
         self._repeated: dict[Hashable, Repeated] = {}
         self._shared: State | None = None
         self._possible = True
-        self.has_weights, self.training = network.has_weights, network.training
-        self.longest_source, self.longest_target = network.longest_source, network.longest_target
+        self.has_weights, self.training = model.has_weights, model.training
+        self.longest_source, self.longest_target = model.longest_source, model.longest_target
 
     def parameters(self) -> Iterator[Any]:
-        """The network's parameters."""
-        return self._network.parameters()
+        """The model's parameters."""
+        return self._model.parameters()
 
     def train(self, mode: bool = True) -> Any:
-        """Set the network's mode."""
-        return self._network.train(mode)
+        """Set the model's mode."""
+        return self._model.train(mode)
 
     def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Any:
-        """The network's `encode`."""
-        return self._network.encode(source, source_valid, task=task)
+        """The model's `encode`."""
+        return self._model.encode(source, source_valid, task=task)
 
     def start(self, encoded: Any, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
-        """The network's `start`."""
-        return {"of": self._network.start(encoded, hypotheses=hypotheses, pieces=pieces), "steps": 0}
+        """The model's `start`."""
+        return {"of": self._model.start(encoded, hypotheses=hypotheses, pieces=pieces), "steps": 0}
+
+    def fixed_state(self, state: Any, segments: int, hypotheses: int, steps: int) -> None:
+        """None: the states have this form already."""
 
     def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Logits, State, Tensor | None]:
-        """The network's `step`, recorded if its attentions have a state of fixed shapes.
+        """The model's `step`, recorded if its attentions have a state of fixed shapes.
 
         Such a state is "shared", so that `reorder` leaves it alone and only chooses from "order", the hypotheses that
         the present ones continue; the recorded step reorders it.
@@ -113,10 +116,10 @@ class StepGraphs:
             inner = state["of"] if "of" in state else _reordered(state["shared"], state["order"])
             room, fixed = max(STEPS, steps), None
             if steps and self._possible:  # the first step shows the types of the caches
-                fixed = self._network.fixed_state(inner, token.shape[0], token.shape[1], room)
+                fixed = self._model.fixed_state(inner, token.shape[0], token.shape[1], room)
                 self._possible = fixed is not None
             if fixed is None:
-                logits, inner, weights = self._network.step(token, inner, need_weights=need_weights)
+                logits, inner, weights = self._model.step(token, inner, need_weights=need_weights)
                 return logits, {"of": inner, "steps": steps + 1}, weights
             state = {"shared": fixed, "order": torch.arange(token.shape[1], device=token.device).expand_as(token)}
         shared, order = state["shared"], state["order"]
@@ -132,8 +135,8 @@ class StepGraphs:
     def _step_in_place(
         self, state: State, need_weights: bool, token: Tensor, order: Tensor
     ) -> tuple[Logits, Tensor | None]:
-        """The network's step after the hypotheses `order` (B, N) of the state; the state becomes the one after it."""
-        logits, after, weights = self._network.step(token, _reordered(state, order), need_weights=need_weights)
+        """The model's step after the hypotheses `order` (B, N) of the state; the state becomes the one after it."""
+        logits, after, weights = self._model.step(token, _reordered(state, order), need_weights=need_weights)
         pairs = [pair for pair in zip(tensors_of(state), tensors_of(after), strict=True) if pair[0] is not pair[1]]
         torch._foreach_copy_([before for before, _ in pairs], [value for _, value in pairs])
         return logits, weights

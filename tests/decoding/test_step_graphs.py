@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mtkit.attention.states import tensors_of
 from mtkit.decoding.contract import Hypotheses, SourceBatch
-from mtkit.decoding.engines.model_engine import SEARCHES, decoding_with
+from mtkit.decoding.engines.model_engine import SEARCHES, Ensemble, decoding_with
 from mtkit.decoding.step_graphs import StepGraphs
 from mtkit.model.build import build_model
 from mtkit.model.network import Logits, Network
@@ -67,7 +67,7 @@ def batch(limits: list[int], *, in_lines: bool = False) -> SourceBatch:
     return SourceBatch(source, limits, torch.arange(len(limits)), lines=lines)
 
 
-def searched(model: Network, given: SourceBatch, recorder: Recorder | None, **settings: object) -> Hypotheses:
+def searched(model: Any, given: SourceBatch, recorder: Recorder | None, **settings: object) -> Hypotheses:
     used = DecodingSettings.model_validate(settings)
     with decoding_with(model, None):
         return SEARCHES[used.method](StepGraphs(model, recorder) if recorder else model, given, used)
@@ -106,3 +106,11 @@ def test_a_mechanism_without_a_fixed_state_is_computed_step_by_step() -> None:
     wanted, found = (searched(model, given, each, method="beam", beam=2) for each in (None, recorder))
     assert torch.equal(found.pieces, wanted.pieces)
     assert not recorder.repeated
+
+
+def test_an_ensemble_is_repeated_too() -> None:
+    model = Ensemble([network(), network(attention={"decoder": "linear"})]).eval()
+    given, recorder = batch([40, 20, 33]), Recorder()
+    wanted, found = (searched(model, given, each, method="beam", beam=2) for each in (None, recorder))
+    assert torch.equal(found.pieces, wanted.pieces)
+    assert recorder.repeated["step"] > 20

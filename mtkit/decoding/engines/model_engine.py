@@ -178,9 +178,7 @@ class ModelEngine:
             if hypotheses is not None:
                 return hypotheses.with_ids(batch.pieces)
             batch.check()
-        model = self.model
-        if batch.source.is_cuda and isinstance(model, Network):
-            model = StepGraphs(model)
+        model = StepGraphs(self.model) if batch.source.is_cuda else self.model
         return SEARCHES[self.settings.method](model, batch, self.settings).with_ids(batch.pieces)
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
@@ -230,6 +228,13 @@ class Ensemble(nn.Module):
         """The states of all models as one state, which `mtkit.attention.reorder` accepts."""
         pairs = enumerate(zip(self.networks, encoded, strict=True))
         return {str(n): network.start(one, hypotheses=hypotheses, pieces=pieces) for n, (network, one) in pairs}
+
+    def fixed_state(self, state: dict[str, Any], segments: int, hypotheses: int, steps: int) -> dict[str, Any] | None:
+        """The states of all models after a step in the form of `Network.fixed_state`; None if one has none."""
+        fixed = {}
+        for number, network in enumerate(self.networks):
+            fixed[str(number)] = network.fixed_state(state[str(number)], segments, hypotheses, steps)
+        return None if None in fixed.values() else fixed
 
     def step(
         self, token: Tensor, state: dict[str, Any], *, need_weights: bool = False
