@@ -4,8 +4,11 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from mtkit.process import cores_are_idle
 
 FAULTS = """
 import resource, torch
@@ -81,3 +84,13 @@ def test_containers_are_collected_by_the_hundred_thousand_and_not_at_exit() -> N
     assert int(early) == 0
     assert int(later) == 2  # the start and the end of one
     assert frozen == "True"
+
+
+@pytest.mark.parametrize(
+    ("load", "idle"),
+    [("9.50 3.19 2.94 1/115 12112\n", True), ("0.00 0.00 0.00 2/115 12112\n", False), ("", False), ("a b c d", False)],
+)
+def test_cores_are_idle_if_only_this_process_runs(load: str, idle: bool, tmp_path: Path) -> None:
+    (tmp_path / "loadavg").write_text(load)
+    assert cores_are_idle(tmp_path / "loadavg") == idle
+    assert not cores_are_idle(tmp_path / "missing")

@@ -176,7 +176,11 @@ class NativeSparse(HeadAttention):
 
     def _gated(self, outputs: list[Tensor], query: Tensor) -> Tensor:
         """Return the sum (B, H, T, V) of the branches' outputs, each times its gate."""
-        return torch.stack([x * gate for x, gate in zip(outputs, self.gates(query), strict=True)]).sum(0)
+        gates = self.gates(query)
+        total = outputs[0] * gates[0]
+        for x, gate in zip(outputs[1:], gates[1:], strict=True):
+            total = torch.addcmul(total, x, gate)
+        return total
 
     def _both_queries(self, query: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return queries (B, H, T, K) for compressed blocks, in float32 at least and not rotated, and rotated ones."""

@@ -5,6 +5,7 @@ softmax of a query over its blocks is joined by log-sum-exp (Lu et al., "MoBA", 
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -33,6 +34,8 @@ TOGETHER = 32
 """Queries that read a block of keys together."""
 ROWS_AT_ONCE = {"cpu": 1 << 14}
 """Queries of whole streams that are worked on at a time, by kind of device; 2^22 on others."""
+ROWS_OF_CHOICES = 1024
+"""Fewest rows of scores whose largest a thread finds."""
 FORCED = torch.finfo(torch.float32).max
 """Score of a block that is chosen whatever its content; infinity precedes it."""
 
@@ -47,8 +50,10 @@ def best_blocks(scores: Tensor, count: int) -> Tensor:
     best = torch.full((*scores.shape[:-1], count), blocks, device=scores.device)
     if has_loops(scores.device) and best.numel():
         from mtkit.attention.kernels.cpu.choice_loops import write_largest
+        from mtkit.attention.kernels.cpu.threads import in_ranges
 
-        write_largest(scores.reshape(-1, blocks).numpy(), best.view(-1, count).numpy())
+        rows = scores.reshape(-1, blocks)
+        in_ranges(partial(write_largest, rows.numpy(), best.view(-1, count).numpy()), len(rows), ROWS_OF_CHOICES)
         return best
     scores = scores.clone()
     for rank in range(min(count, blocks)):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from mtkit.attention.linear._chunk_decays import ChannelDecays, HeadDecays, Ways, sums_of
 from mtkit.attention.linear._chunk_rules import Added, Decays, Rows
 
-NUMBERS_AT_ONCE = {"cpu": 1 << 20}
+NUMBERS_AT_ONCE = {"cpu": 1 << 19}
 """Numbers of keys worked on at a time, by kind of device; 2^26 on others."""
 
 
@@ -100,11 +100,8 @@ def d_decay_of(
     gradient: Tensor | None = None
     for place, (way, total) in enumerate(zip(ways, totals, strict=False)):
         if after:  # L at the end scales the sums after the chunk
-            if total.shape[2] == 1:
-                ends = (after[place].flatten(1).unsqueeze(1) @ d_after[place].flatten(1).unsqueeze(2)).squeeze(2)
-            else:
-                ends = (after[place] * d_after[place]).sum(2)
-            total[:, 0 if way else -1] += ends
+            ends = (after[place] * d_after[place]).sum(2)
+            total[:, 0 if way else -1] += ends.sum(1, keepdim=True) if total.shape[2] == 1 else ends
         more = sums_of(total, not way)
         gradient = more if gradient is None else gradient.add_(more)
     return gradient

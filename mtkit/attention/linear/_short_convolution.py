@@ -1,6 +1,7 @@
 """Short depthwise convolution along a sequence, before queries, keys and values."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from mtkit.attention.kernels.dot_product import upcast
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 17}
 """Numbers worked on at a time, so that they stay in the processor's cache, by kind of device; all on others."""
+CHANNELS = 64
+"""Fewest channels whose gradients a thread computes."""
 
 
 class ShortConvolution(nn.Module):
@@ -52,6 +55,8 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias = ctx.saved_tensors
+        if x.is_cpu and x.dtype == torch.float32:
+            return *_gradients(x, weight, bias, ctx.reverse, d_y), None
         d_sums = torch.ops.aten.silu_backward(d_y, _convolved(x, weight, bias, ctx.reverse))
         d_weight, d_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         for first, last in _parts(x):
@@ -59,6 +64,18 @@ class _Convolution(torch.autograd.Function):
             for tap, (here, there) in enumerate(_shifted(first, last, x.shape[1], len(weight), ctx.reverse)):
                 d_weight[tap] += (d_sums[:, here] * x[:, there]).sum((0, 1))
         return _convolved(d_sums, weight, None, not ctx.reverse), d_weight, d_bias, None
+
+
+def _gradients(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, d_y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, weight and bias by a compiled loop, in one pass over memory."""
+    from mtkit.attention.kernels.cpu.convolution_loops import write_gradients
+    from mtkit.attention.kernels.cpu.threads import in_ranges
+
+    d_x, d_weight, d_bias = (torch.zeros(y.shape, device=y.device) for y in (x, weight, bias))
+    terms = (y.detach().contiguous().numpy() for y in (x, weight, bias, d_y, d_x, d_weight, d_bias))
+    loop: Callable[..., None] = write_gradients
+    in_ranges(partial(loop, reverse, *terms), len(bias), CHANNELS)
+    return d_x, d_weight, d_bias
 
 
 def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, reverse: bool) -> Tensor:

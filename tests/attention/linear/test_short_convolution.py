@@ -1,5 +1,7 @@
 """Short convolutions: PyTorch's depthwise convolution of either direction, and its continuation."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -42,3 +44,24 @@ def test_gradients_are_those_of_autograd(
     x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
     inputs = (x, *convolution.parameters())
     assert torch.autograd.gradcheck(lambda x, *_: convolution(x, reverse=reverse), inputs)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("channels", "taps", "length"), [(3, 4, 2), (70, 4, 600), (130, 1, 9)])
+def test_the_compiled_gradients_in_float32_are_those_in_float64(
+    reverse: bool, channels: int, taps: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # 70 channels are too few for a second thread's range
+    exact = ShortConvolution(channels, taps, bias=True).double()
+    x = torch.randn(2, length, channels + 2, dtype=torch.float64).mul_(4)
+    x[0, 0, :2] = torch.tensor([-200.0, 200.0])  # sigmoids of 0 and 1
+    d_y = torch.randn(2, channels, length, dtype=torch.float64).mT
+    gradients = []
+    for dtype in (torch.float64, torch.float32):
+        inputs = x.to(dtype)[..., :channels].requires_grad_()
+        layer = copy.deepcopy(exact).to(dtype)
+        layer(inputs, reverse=reverse).backward(d_y.to(dtype))
+        gradients.append([inputs.grad, layer.weight.grad, layer.bias.grad])
+    for wanted, found in zip(*gradients, strict=True):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)

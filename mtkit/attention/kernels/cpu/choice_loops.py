@@ -3,28 +3,35 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.attention.kernels.cpu.machine_code import Floats, compiled
+from mtkit.attention.kernels.cpu.machine_code import Floats, bits_of, compiled
+
+NOTHING = np.int32(-0x7F800000)
+"""Rank of minus infinity."""
 
 
-@compiled("float32[:, ::1], int64[:, ::1]", in_any_order=False)
-def write_largest(scores: Floats, numbers: NDArray[np.int64]) -> None:
+@compiled("float32[:, ::1], int64[:, ::1], int64, int64", in_any_order=False)
+def write_largest(scores: Floats, numbers: NDArray[np.int64], first: int, last: int) -> None:
     """Write the columns of the largest scores of each row, the largest first, of equal ones the lower column.
 
-    The number of columns stands for a score of minus infinity, and for NaN.
+    Only rows `first` to `last` - 1. The number of columns stands for a score of minus infinity, and for NaN. Scores
+    become integers in the same order: vector units find the largest of these without branches.
     """
-    count = numbers.shape[1]
-    best = np.empty(count, np.float32)
-    for row in range(scores.shape[0]):
+    columns, count = scores.shape[1], numbers.shape[1]
+    ranks = np.empty(columns, np.int32)
+    for row in range(first, last):
         some, chosen = scores[row], numbers[row]
-        best[:] = -np.inf
-        chosen[:] = scores.shape[1]
-        least = -np.float32(np.inf)
-        for column in range(scores.shape[1]):
-            score = some[column]
-            if score > least:
-                place = count - 1
-                while place > 0 and score > best[place - 1]:
-                    best[place], chosen[place] = best[place - 1], chosen[place - 1]
-                    place -= 1
-                best[place], chosen[place] = score, column
-                least = best[count - 1]
+        for column in range(columns):
+            bits = bits_of(some[column])
+            size = np.int32(bits & np.int32(0x7FFFFFFF))
+            rank = np.int32(-size) if bits < 0 else size
+            ranks[column] = NOTHING if size > np.int32(0x7F800000) else rank
+        for place in range(count):
+            largest = NOTHING
+            for column in range(columns):
+                largest = max(largest, ranks[column])
+            number = np.int32(columns)
+            if largest > NOTHING:
+                for column in range(columns):
+                    number = min(number, np.int32(column if ranks[column] == largest else columns))
+                ranks[number] = NOTHING
+            chosen[place] = number

@@ -5,10 +5,8 @@ rows take a half (float32, AVX2) to a tenth (int8, AVX2) of the time of the oper
 or less.
 """
 
-import os
 import platform
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mtkit.attention.kernels.cpu.threads import in_ranges
 from mtkit.attention.kernels.fused import has_low_products
 
 FEW = 16
@@ -130,21 +129,9 @@ class Bfloat16Tiles:
         low = np.empty((count, self._width), dtype=np.int16)
         low[:, width:] = 0
         out = torch.empty(count, self._outputs) if out is None else out
-        arrays, threads = (rows.float().contiguous().numpy(), low, out.numpy()), torch.get_num_threads()
-        if threads == 1 or count <= FEW:
-            self._multiply(*arrays)
-        else:
-            size = max(-(-count // threads), FEW)
-            parts = [[array[first : first + size] for array in arrays] for first in range(0, count, size)]
-            for _ in _pool(os.getpid(), threads).map(lambda part: self._multiply(*part), parts):
-                pass  # an error of a part is raised here
+        arrays = rows.float().contiguous().numpy(), low, out.numpy()
+        in_ranges(lambda first, last: self._multiply(*(array[first:last] for array in arrays)), count, FEW)
         return out
-
-
-@cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads of this process; a forked copy has none of its parent's."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="mtkit-tiles")
 
 
 class Product(Protocol):
