@@ -2,7 +2,7 @@
 """Kernels for training on a GPU, in Triton, which PyTorch brings along for CUDA; `gpu_layers` imports and calls them.
 
 All compute in float32. A program takes tiles of ROWS rows of a matrix (N, WIDTH). Programs that add up columns store
-sums of their own, which `add_rows` adds in a fixed order: results are the same in each run.
+sums of their own, which are added in a fixed order: results are the same in each run.
 """
 
 import triton
@@ -148,18 +148,6 @@ def relu_backward(
         tl.store(gradient + at, given, real)
         total += given
     tl.store(sums + tl.program_id(0) * WIDTH + column, tl.sum(total, 0), within)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def add_rows(sums, out, rows, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
-    """out (WIDTH,) = the sum of the rows of sums (rows, WIDTH), COLUMNS of it in a program."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    within = column < WIDTH
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(0, rows, ROWS):
-        row = first + tl.arange(0, ROWS)
-        total += tl.load(sums + row[:, None] * WIDTH + column[None, :], (row < rows)[:, None] & within[None, :], 0.0)
-    tl.store(out + column, tl.sum(total, 0), within)
 
 
 @triton.jit

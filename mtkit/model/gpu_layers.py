@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mtkit.attention.kernels.gpu.short import added_rows
 from mtkit.device import runs_kernels
 
 WIDEST = 2048
@@ -150,7 +151,7 @@ def _normed_backward(
     sums = x.new_empty(programs, (2 if shift is None else 3) * width, dtype=torch.float32)
     given = (x, branch, shift, weight, seed, upstream.contiguous(), d_x, d_branch, sums, rows, eps)
     _run("add_and_norm_backward", (programs,), *given, **how)
-    added = _added(sums, like=weight)
+    added = added_rows(sums, like=weight)
     return d_x, d_branch, added[:width], added[width : 2 * width], added[2 * width :]
 
 
@@ -163,7 +164,7 @@ def _relu_backward(upstream: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
     down = min(max(1, PROGRAMS // across), -(-rows // how["ROWS"]))
     gradient, sums = torch.empty_like(result), result.new_empty(down, width, dtype=torch.float32)
     _run("relu_backward", (down, across), upstream, result, gradient, sums, rows, **how)
-    return gradient, _added(sums, like=result)
+    return gradient, added_rows(sums, like=result)
 
 
 def cross_entropy(logits: Tensor, target: Tensor, smoothing: float, smoothed: Tensor, nll: Tensor) -> None:
@@ -174,14 +175,6 @@ def cross_entropy(logits: Tensor, target: Tensor, smoothing: float, smoothed: Te
     rows, vocabulary = logits.shape
     how = {"WIDTH": vocabulary, "COLUMNS": min(_power(vocabulary), 2048), "num_warps": 8}
     _run("cross_entropy", (rows,), logits, target, smoothed, nll, smoothing, **how)
-
-
-def _added(sums: Tensor, like: Tensor) -> Tensor:
-    """The sum (D,) of the rows of sums (P, D), in the type of `like`."""
-    rows, width = sums.shape
-    out = like.new_empty(width)
-    _run("add_rows", (-(-width // 32),), sums, out, rows, WIDTH=width, COLUMNS=32, ROWS=64)
-    return out
 
 
 def _run(name: str, grid: tuple[int, ...], *given: Any, **how: Any) -> None:

@@ -19,6 +19,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 6e-3}
 @pytest.fixture
 def kernels(interpreted: Callable[[str], None]) -> None:
     interpreted("mtkit.model.gpu_kernels")
+    interpreted("mtkit.attention.kernels.gpu.short_kernels")
 
 
 def mixed(x: Tensor) -> Tensor:

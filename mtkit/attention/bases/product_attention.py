@@ -30,6 +30,8 @@ from mtkit.attention.kernels.dot_product import (
     safe_softmax,
     supports_cached,
 )
+from mtkit.attention.kernels.gpu.short import project_and_attend, projects_short
+from mtkit.attention.slots import Projection
 
 MAX_SHARING = 16
 """Maximum number of hypotheses that share a cache: each computes scores for the rows of all."""
@@ -55,6 +57,21 @@ class ProductAttention(ScoreAttention):
         q, keys, values = self.queries_keys_values(query)
         position = numbers(0, query.shape[1], query.device)
         return Pairs(q, {"keys": keys, "values": values}, position, position, valid, self.site.causal, task)
+
+    def attend(self, inputs: Inputs) -> Attended:
+        """Attend; training over few keys on a GPU has kernels for all from the tokens to the heads."""
+        maps, valid = (self.q_proj, self.k_proj, self.v_proj), self.seen(inputs)
+        plain = self.positions is None and self.regularizer is None and type(self.projection) is Projection
+        by_key = valid is None or valid.dim() == 2
+        if not (self.training and plain and by_key) or self.dropout or inputs.need_weights:
+            return super().attend(inputs)
+        if not projects_short(inputs.query, inputs.memory, maps, self.site.heads):
+            return super().attend(inputs)
+        causal = self.site.causal
+        heads = project_and_attend(
+            inputs.query, inputs.memory, maps, None if causal else valid, heads=self.site.heads, causal=causal
+        )
+        return Attended(self.merge_heads(heads, inputs.query))
 
     def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
         """softmax(Q K^T / sqrt(K)) V over the visible keys: one kernel for a whole sequence, another for a step."""

@@ -5,10 +5,11 @@ is one tile, over which all is computed from queries, keys and values at once (`
 in float32, the factors of products in the type of the inputs.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mtkit.device import runs_kernels
@@ -38,6 +39,20 @@ def attends_short(q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
+def projects_short(query: Tensor, memory: Tensor | None, maps: Sequence[nn.Linear], heads: int) -> bool:
+    """Whether `project_and_attend` takes the tokens and maps; as `attends_short`, without regard to gradients."""
+    context = query if memory is None else memory
+    return (
+        query.is_cuda
+        and not torch.is_inference_mode_enabled()
+        and query.dtype != torch.float32
+        and max(query.shape[1], context.shape[1]) <= LONGEST
+        and all(type(linear) is nn.Linear for linear in maps)  # adapters are not
+        and maps[0].out_features <= WIDEST * heads
+        and runs_kernels(query, context, *(x for linear in maps for x in (linear.weight, linear.bias)))
+    )
+
+
 def attend_short(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, *, scale: float, causal: bool) -> Tensor:
     """softmax(q k^T scale) v (B, H, T, V) over keys of valid (B, S), up to the query's position if causal.
 
@@ -50,47 +65,150 @@ def attend_short(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, *, scale
 class _Short(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, scale: float, causal: bool) -> Tensor:
-        valid = None if valid is None else valid.contiguous().view(torch.uint8)
-        out = _by_position(v, q.shape[2])
-        _run("attend", q, k, v, valid, (out,), scale, causal)
+        out, valid = _attended(q, k, v, valid, scale, causal)
         ctx.save_for_backward(q, k, v, valid)
         ctx.how = scale, causal
-        return out.transpose(1, 2)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, valid = ctx.saved_tensors
-        if upstream.stride(3) != 1:
-            upstream = upstream.contiguous()
         gradients = [_by_position(x, x.shape[2]) for x in (q, k, v)]
-        _run("attend_backward", q, k, v, valid, (upstream, *gradients), *ctx.how, upstream)
-        return *(gradient.transpose(1, 2) for gradient in gradients), None, None, None
+        _attended_backward(upstream, q, k, v, valid, gradients, None, *ctx.how)
+        return *gradients, None, None, None
+
+
+def project_and_attend(
+    query: Tensor, memory: Tensor | None, maps: Sequence[nn.Linear], valid: Tensor | None, *, heads: int, causal: bool
+) -> Tensor:
+    """`attend_short` (B, H, T, K) by the maps of queries, keys and values, (H K, D) each, for query (B, T, D).
+
+    memory (B, S, D), None if keys are of the query's tokens. Scores are divided by sqrt(K).
+    """
+    parameters = [parameter for linear in maps for parameter in (linear.weight, linear.bias)]
+    out: Tensor = _ProjectAndAttend.apply(query, memory, valid, heads, causal, *parameters)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _ProjectAndAttend(torch.autograd.Function):
+    """One product for all maps of the same tokens; the gradients of their outputs are written side by side."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        memory: Tensor | None,
+        valid: Tensor | None,
+        heads: int,
+        causal: bool,
+        *parameters: Tensor,
+    ) -> Tensor:
+        weights, biases = parameters[::2], parameters[1::2]
+        groups = [(query, slice(0, 3))] if memory is None else [(query, slice(0, 1)), (memory, slice(1, 3))]
+        tokens, factors, products = [], [], []
+        for x, part in groups:
+            tokens.append(x.flatten(0, 1))
+            factors.append(torch.cat(weights[part]))
+            product = torch.addmm(torch.cat(biases[part]), tokens[-1], factors[-1].t())
+            products.append(product.view(*x.shape[:2], len(weights[part]), heads, -1))
+        q, k, v = _heads_of(products)
+        ctx.how = q.shape[3] ** -0.5, causal
+        out, valid = _attended(q, k, v, valid, *ctx.how)
+        ctx.groups = len(groups)
+        ctx.save_for_backward(valid, *tokens, *factors, *products)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        valid, *saved = ctx.saved_tensors
+        tokens, factors, products = (saved[n * ctx.groups : (n + 1) * ctx.groups] for n in range(3))
+        gradients = [torch.empty_like(product) for product in products]
+        q, k, v = _heads_of(products)
+        width = q.shape[1] * q.shape[3]
+        sums = q.new_empty(len(q), 3 * width, dtype=torch.float32)
+        _attended_backward(upstream, q, k, v, valid, _heads_of(gradients), sums, *ctx.how)
+        biases = added_rows(sums, like=q).split(width)
+        inputs: list[Tensor | None] = []
+        weights: list[Tensor] = []
+        for x, factor, gradient in zip(tokens, factors, gradients, strict=True):
+            rows = gradient.view(len(x), -1)
+            inputs.append((rows @ factor).view(*gradient.shape[:2], -1))
+            weights += (rows.t() @ x).split(width)
+        if ctx.groups == 1:
+            inputs.append(None)
+        parameters = [gradient for pair in zip(weights, biases, strict=True) for gradient in pair]
+        return *inputs, None, None, None, *parameters
+
+
+def _heads_of(products: Sequence[Tensor]) -> list[Tensor]:
+    """Queries, keys and values (B, H, T, K) in products (B, T, 1, 2 or 3 of them, H, K)."""
+    return [part.transpose(1, 2) for product in products for part in product.unbind(2)]
+
+
+def added_rows(sums: Tensor, like: Tensor) -> Tensor:
+    """The sum (D,) of the rows of sums (P, D), in the type of `like`."""
+    from mtkit.attention.kernels.gpu import short_kernels
+
+    rows, width = sums.shape
+    out = like.new_empty(width)
+    short_kernels.add_rows[(-(-width // 32),)](sums, out, rows, WIDTH=width, COLUMNS=32, ROWS=64)
+    return out
 
 
 def _by_position(x: Tensor, length: int) -> Tensor:
-    """A new tensor (B, length, H, K) like x (B, H, ..., K): the joined heads of a position lie side by side."""
-    return x.new_empty(x.shape[0], length, x.shape[1], x.shape[3])
+    """A new tensor (B, H, length, K) like x (B, H, ..., K), the joined heads of a position side by side in memory."""
+    return x.new_empty(x.shape[0], length, x.shape[1], x.shape[3]).transpose(1, 2)
 
 
-def _run(
-    name: str,
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, scale: float, causal: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The heads' outputs, and valid as numbers."""
+    valid = None if valid is None else valid.contiguous().view(torch.uint8)
+    out = _by_position(v, q.shape[2])
+    _run("attend", (q, k, v), valid, (out,), scale, causal, (q, k, v))
+    return out, valid
+
+
+def _attended_backward(
+    upstream: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     valid: Tensor | None,
-    others: tuple[Tensor, ...],
+    gradients: Sequence[Tensor],
+    sums: Tensor | None,
     scale: float,
     causal: bool,
-    *strided: Tensor,
+) -> None:
+    """Write the gradients of q, k and v, and the sums (B, H (K + K + V)) of each segment's, if there is a place."""
+    if upstream.stride(3) != 1:
+        upstream = upstream.contiguous()
+    others = (upstream, *gradients, q if sums is None else sums)
+    strided = (q, k, v, upstream, *gradients)
+    _run("attend_backward", (q, k, v), valid, others, scale, causal, strided, SUMMED=sums is not None)
+
+
+def _run(
+    name: str,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    valid: Tensor | None,
+    others: Sequence[Tensor],
+    scale: float,
+    causal: bool,
+    strided: Sequence[Tensor],
+    **constants: Any,
 ) -> None:
     """Run a kernel in a program for each head of each segment."""
     from mtkit.attention.kernels.gpu import short_kernels
 
+    q, k, v = qkv
     batch, heads, queries, width = q.shape
     longest = max(queries, k.shape[2])
     side = 32 if longest <= 32 else 64 if longest <= 64 else 128
-    strides = [stride for x in (q, k, v, *strided) for stride in x.stride()[:3]]
+    strides = [stride for x in strided for stride in x.stride()[:3]]
     getattr(short_kernels, name)[(batch * heads,)](
         *(q, k, v, q if valid is None else valid, *others),
         *(queries, k.shape[2], heads, scale, *strides),
@@ -102,6 +220,7 @@ def _run(
         CAUSAL=causal,
         MASKED=valid is not None,
         num_warps=8 if side == 128 else 4,
+        **constants,
     )
 
 

@@ -2,7 +2,8 @@
 """Attention over few keys in Triton, which PyTorch brings along for CUDA; `short` imports and calls these kernels.
 
 A program has all queries and keys of one head of one segment, in a tile of SIDE x SIDE scores. The backward pass
-computes the weights again, so that neither they nor sums of them are stored.
+computes the weights again, so that neither they nor sums of them are stored. Sums of the programs are added in a fixed
+order.
 """
 
 import triton
@@ -72,6 +73,30 @@ def attend(
     tl.store(at, tl.dot(weights.to(v_.dtype), v_), real)
 
 
+@triton.jit
+def _store(
+    gradient,
+    x,
+    sums,
+    batch,
+    head,
+    length,
+    b,
+    h,
+    t,
+    WIDTH: tl.constexpr,
+    SIDE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SUMMED: tl.constexpr,
+):
+    """Store the gradient of a head's rows in a tensor of these strides, and the sum of the rows."""
+    at, real = _rows(x, batch, head, length, b, h, t, WIDTH, SIDE, COLUMNS)
+    tl.store(at, gradient, real)
+    if SUMMED:
+        column = tl.arange(0, COLUMNS)
+        tl.store(sums + head * WIDTH + column, tl.sum(gradient, 0), column < WIDTH)
+
+
 @triton.jit(do_not_specialize=["queries", "keys", "heads"])
 def attend_backward(
     q,
@@ -82,6 +107,7 @@ def attend_backward(
     d_q,
     d_k,
     d_v,
+    sums,
     queries,
     keys,
     heads,
@@ -98,6 +124,15 @@ def attend_backward(
     ub,
     uh,
     ut,
+    dqb,
+    dqh,
+    dqt,
+    dkb,
+    dkh,
+    dkt,
+    dvb,
+    dvh,
+    dvt,
     KEY: tl.constexpr,
     VALUE: tl.constexpr,
     KEYS: tl.constexpr,
@@ -105,8 +140,9 @@ def attend_backward(
     SIDE: tl.constexpr,
     CAUSAL: tl.constexpr,
     MASKED: tl.constexpr,
+    SUMMED: tl.constexpr,
 ):
-    """The gradients of q, k and v, as (B, T, H, width)."""
+    """The gradients of q, k and v, and if SUMMED the sums of each segment's, (B, H KEY + H KEY + H VALUE)."""
     batch, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     q_at, q_real = _rows(q, batch, head, queries, qb, qh, qt, KEY, SIDE, KEYS)
     k_at, k_real = _rows(k, batch, head, keys, kb, kh, kt, KEY, SIDE, KEYS)
@@ -115,11 +151,24 @@ def attend_backward(
     q_, k_, v_ = tl.load(q_at, q_real, 0.0), tl.load(k_at, k_real, 0.0), tl.load(v_at, v_real, 0.0)
     given = tl.load(u_at, u_real, 0.0)
     weights = _weights(q_, k_, valid, batch, queries, keys, scale, CAUSAL, MASKED, SIDE)
-    at, real = _rows(d_v, batch, head, keys, keys * heads * VALUE, VALUE, heads * VALUE, VALUE, SIDE, VALUES)
-    tl.store(at, tl.dot(tl.trans(weights.to(given.dtype)), given), real)
+    own = sums + batch * heads * (2 * KEY + VALUE)
+    last = own + 2 * heads * KEY
+    gradient = tl.dot(tl.trans(weights.to(given.dtype)), given)
+    _store(gradient, d_v, last, batch, head, keys, dvb, dvh, dvt, VALUE, SIDE, VALUES, SUMMED)
     product = tl.dot(given, tl.trans(v_)) * weights
     d_scores = ((product - weights * tl.sum(product, 1)[:, None]) * scale).to(q_.dtype)
-    at, real = _rows(d_q, batch, head, queries, queries * heads * KEY, KEY, heads * KEY, KEY, SIDE, KEYS)
-    tl.store(at, tl.dot(d_scores, k_), real)
-    at, real = _rows(d_k, batch, head, keys, keys * heads * KEY, KEY, heads * KEY, KEY, SIDE, KEYS)
-    tl.store(at, tl.dot(tl.trans(d_scores), q_), real)
+    _store(tl.dot(d_scores, k_), d_q, own, batch, head, queries, dqb, dqh, dqt, KEY, SIDE, KEYS, SUMMED)
+    gradient = tl.dot(tl.trans(d_scores), q_)
+    _store(gradient, d_k, own + heads * KEY, batch, head, keys, dkb, dkh, dkt, KEY, SIDE, KEYS, SUMMED)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def add_rows(sums, out, rows, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """out (WIDTH,) = the sum of the rows of sums (rows, WIDTH), COLUMNS of it in a program."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    within = column < WIDTH
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        total += tl.load(sums + row[:, None] * WIDTH + column[None, :], (row < rows)[:, None] & within[None, :], 0.0)
+    tl.store(out + column, tl.sum(total, 0), within)

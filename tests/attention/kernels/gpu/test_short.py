@@ -1,11 +1,14 @@
 """Attention over few keys, by Triton's interpreter on the CPU, against the equation in float64."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mtkit.attention import build
+from mtkit.attention.bases import product_attention
 from mtkit.attention.kernels import dot_product
 from mtkit.attention.kernels.dot_product import attend
 from mtkit.attention.kernels.gpu.short import attend_short, attends_short
@@ -57,6 +60,34 @@ def test_it_is_the_equation(queries: int, keys: int, width: int, values: int, ma
     if masks == "padding":
         assert not got[2].any()
         assert not any(one[2].any() for one in gradients[0])
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
+def test_from_tokens_to_heads_it_is_the_same_layer(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = build("full", role=role, d_model=24, heads=3).half()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    wide = copy.deepcopy(layer).double()
+    query, memory = (torch.randn(3, n, 24).half() for n in (5, 9))
+    lengths = torch.tensor([9, 4, 0] if role == "cross" else [5, 4, 1])
+    valid = torch.arange(9 if role == "cross" else 5) < lengths.unsqueeze(1)
+    results, taken = [], []
+    monkeypatch.setattr(
+        product_attention, "projects_short", lambda x, *_: taken.append(len(x)) is None and x.dtype == torch.float16
+    )
+    for module in (layer, wide):
+        tokens = [x.detach().to(module.out_proj.weight.dtype).requires_grad_() for x in (query, memory)]
+        masks = {"memory_valid" if role == "cross" else "query_valid": valid}
+        output = module(tokens[0], tokens[1] if role == "cross" else None, **masks).output
+        (output * torch.arange(24).to(output)).sum().backward()
+        gradients = [x.grad for x in (*tokens[: 2 if role == "cross" else 1], *module.parameters())]
+        results.append([output, *gradients])
+    assert taken == [3, 3]
+    names = ["output", *(["query", "memory"] if role == "cross" else ["query"]), *dict(layer.named_parameters())]
+    for name, one, other in zip(names, *results, strict=True):
+        if name != "k_proj.bias":  # zero but for rounding
+            assert (one.double() - other).norm() <= 6e-3 * other.norm(), name
 
 
 @pytest.mark.usefixtures("kernels")
