@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention import build
+from mtkit.attention.kernels.gpu.short import joined
 from mtkit.model.build import build_model
 from mtkit.model.embedding import Embedding
 from mtkit.recipe import Recipe
@@ -115,3 +116,18 @@ def gradient(net: nn.Module) -> Tensor:
     found = torch.cat([each.grad.flatten() for each in net.parameters() if each.grad is not None])
     net.zero_grad()
     return found
+
+
+def test_maps_of_queries_keys_and_values_are_one_factor_without_a_copy() -> None:
+    layer = build("full", role="encoder", d_model=24, heads=3)
+    maps = layer.q_proj, layer.k_proj, layer.v_proj
+    weights, biases = ([getattr(linear, name) for linear in maps] for name in ("weight", "bias"))
+    wanted = torch.cat(weights).bfloat16()
+    assert joined(weights).data_ptr() != weights[0].data_ptr()
+    with LowWeights(layer).in_place():
+        assert joined(weights).data_ptr() == weights[0].data_ptr()
+        assert torch.equal(joined(weights), wanted)
+        # 24 numbers are no multiple of the alignment: vectors do not follow each other
+        assert torch.equal(joined(biases), torch.cat(biases))
+        assert joined(biases).data_ptr() != biases[0].data_ptr()
+        assert joined(biases[1:2]).data_ptr() == biases[1].data_ptr()

@@ -109,8 +109,8 @@ class _ProjectAndAttend(torch.autograd.Function):
         tokens, factors, products = [], [], []
         for x, part in groups:
             tokens.append(x.flatten(0, 1))
-            factors.append(torch.cat(weights[part]))
-            product = torch.addmm(torch.cat(biases[part]), tokens[-1], factors[-1].t())
+            factors.append(joined(weights[part]))
+            product = torch.addmm(joined(biases[part]), tokens[-1], factors[-1].t())
             products.append(product.view(*x.shape[:2], len(weights[part]), heads, -1))
         q, k, v = _heads_of(products)
         ctx.how = q.shape[3] ** -0.5, causal
@@ -140,6 +140,17 @@ class _ProjectAndAttend(torch.autograd.Function):
             inputs.append(None)
         parameters = [gradient for pair in zip(weights, biases, strict=True) for gradient in pair]
         return *inputs, None, None, None, *parameters
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """The tensors (N, ...) as one; without a copy if they follow each other in memory, as rounded weights do."""
+    first, storage = parts[0], parts[0].untyped_storage().data_ptr()
+    place = first.storage_offset()
+    for part in parts:
+        if part.storage_offset() != place or part.untyped_storage().data_ptr() != storage or not part.is_contiguous():
+            return torch.cat([*parts])
+        place += part.numel()
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
 def _heads_of(products: Sequence[Tensor]) -> list[Tensor]:
