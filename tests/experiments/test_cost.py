@@ -103,8 +103,9 @@ def test_the_state_of_a_window_and_of_sums_does_not_grow() -> None:
     model = model_of(tiny(attention=band))
     assert state_bytes(model, 100, 10) == state_bytes(model, 1000, 10) == 2 * 32 * 4 * (6 + 10)
     linear = model_of(tiny(attention={"decoder": "linear"}))
-    sums = 2 * (16 * 16 + 16) * 4  # of two heads: features by values, and features
-    assert state_bytes(linear, 100, 10) == state_bytes(linear, 1000, 10) == sums + 2 * 32 * 4 * 10
+    sums = 2 * (16 * 16 + 16) * 4 + 8  # of two heads: features by values, and features; their number
+    rows = 8 * (2 * (16 + 16 + 1) * 4 + 8 + 1)  # the latest ones, with their position and mask
+    assert state_bytes(linear, 100, 10) == state_bytes(linear, 1000, 10) == sums + rows + 2 * 32 * 4 * 10
 
 
 def test_the_state_of_the_rnn_is_its_cells_and_the_source() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.bases.recent_sums import add_recent, fade, fixed_recent, read_recent, start_recent
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import expand_heads, position_of, upcast
 from mtkit.attention.kernels.feature_sums import (
@@ -18,11 +19,12 @@ from mtkit.attention.kernels.feature_sums import (
     Keys,
     attend_all,
     attend_causal,
-    attend_next,
     attend_parts,
     guarded,
     masked,
+    normalised,
     nowhere,
+    paired,
     read,
     sums_of,
 )
@@ -74,10 +76,13 @@ class FeatureAttention(HeadAttention):
         """The parameters of the features per head, (key heads, X, Y) each, which get gradients."""
         return ()
 
+    gated: bool = False
+    """Whether the decoder role has gates."""
+
     def gates_of(self, query: Tensor) -> Gates | None:
         """The gates (B, G, T, 1) by which the sums forget and add at tokens (B, T, D); None: sums keep and add all.
 
-        Only the decoder role has gates.
+        Only the decoder role has gates, if `gated`.
         """
         return None
 
@@ -127,32 +132,45 @@ class FeatureAttention(HeadAttention):
             shared |= {"keys": _counts(memory, inputs.memory_valid)} if self.per_key else {}
             return {"shared": shared, "count": 0}, None
         p, (features, scaled) = self.projection, self.state_features
-        groups = max(p.key_heads, p.value_heads)
-        like = upcast(self.q_proj.weight)
-        state: State = {"sums": like.new_zeros(batch_size, hypotheses, groups, features, p.value_width + 1), "count": 0}
-        if scaled:
-            state["top"] = like.new_full((batch_size, hypotheses, groups, 1, 1), nowhere(like))
+        groups, like = max(p.key_heads, p.value_heads), upcast(self.q_proj.weight)
+        recent = start_recent(
+            batch_size,
+            hypotheses,
+            like,
+            groups=groups,
+            features=features,
+            width=p.value_width + 1,
+            fading=scaled or self.gated,
+        )
+        state: State = {"recent": recent, "count": 0}
         if self.per_key:  # the number of keys so far, or what gates leave of it
-            state["keys"] = like.new_zeros(batch_size, hypotheses, groups, 1, 1)
+            state["keys"] = like.new_zeros(batch_size, hypotheses, groups, 1)
         return state, None
+
+    def fixed_state(self, state: State, hypotheses: int, steps: int) -> State | None:
+        if "recent" in state:
+            state = {**state, "recent": fixed_recent(state["recent"], scaled=self.state_features[1])}
+        return super().fixed_state(state, hypotheses, steps)
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same equation for the newest token of each hypothesis; O(M V) per head, at any position."""
         query, after = inputs.query, {**state, "count": state["count"] + 1}
         here = position_of(state["count"], query.device)
+        phi_q = self._features(self.queries(query, here)).features
         if "shared" in state:
-            phi_q = self._features(self.queries(query, here)).features
             guards = self._guards(lambda: state["shared"]["keys"])
             return Attended(self.merge_heads(read(phi_q, state["shared"]["sums"], like=query, **guards), query)), after
-        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        phi_q = self._features(self.queries(rows, here)).features
-        phi_k, v = self._keys(rows, None, here)
-        top = state["top"].flatten(0, 1) if "top" in state else None
-        sums, gates = state["sums"].flatten(0, 1), self.gates_of(rows)
-        guards = self._guards(lambda: _one_more(state["keys"].flatten(0, 1), gates))
-        heads, _ = attend_next(phi_q, phi_k, v, sums, top, gates=gates, **guards)
-        output = self.merge_heads(heads, query).squeeze(1).unflatten(0, query.shape[:2])
-        return Attended(output), after
+        keys, gates, recent = self._keys(query, None, here), self.gates_of(query), state["recent"]
+        with torch.autocast(query.device.type, enabled=False):
+            features, v1, scale = paired(*keys)
+            if gates is not None:
+                recent, features = fade(recent, gates.kept), features * gates.added
+            recent = add_recent(recent, features, v1, scale)
+            rows = upcast(phi_q).unflatten(1, (features.shape[1], -1))  # (B, G, R, N, M)
+            total = read_recent(recent, rows, scaled=scale is not None)
+            guards = self._guards(lambda: _one_more(state["keys"].transpose(1, 2), gates).unsqueeze(2))
+            heads = normalised(total, **guards).flatten(1, 2).type_as(query)
+        return Attended(self.merge_heads(heads, query)), {**after, "recent": recent}
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -226,5 +244,5 @@ def _counts_so_far(tokens: Tensor) -> Tensor:
 
 
 def _one_more(keys: Tensor, gates: Gates | None) -> Tensor:
-    """The number of keys (B, G, 1, 1) with the newest, in place."""
+    """The number of keys (B, G, N, 1) with the newest, in place."""
     return keys.add_(1.0) if gates is None else keys.mul_(gates.kept.exp()).add_(gates.added)

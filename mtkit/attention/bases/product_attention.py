@@ -5,10 +5,8 @@ the keys of a query by `seen`, and by the `valid` of `newest`.
 Cost: O(T S) time. Memory is O(T) with the fused kernel, O(T S) if weights are requested. A step costs O(N t) for each
 of up to 16 hypotheses, which share one cache (O(t) if `attend_cached` computes it), and O(t) if there are more.
 
-Beam search: each step appends one row per hypothesis to a cache that the segment's hypotheses share, and a boolean mask
-marks the rows that belong to a hypothesis's own past. `reorder` copies only these masks, not keys and values. One
-product computes the scores of all rows; rows of other hypotheses are masked. Before a large cache grows, rows that no
-hypothesis descends from are removed.
+The hypotheses of a segment share its rows (`mtkit.attention.bases.shared_rows`): one product computes the scores of all
+rows, and rows of other hypotheses are masked.
 """
 
 from typing import Any
@@ -16,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtkit.attention.bases.caches import capacity_for
 from mtkit.attention.bases.pattern_attention import HeadGroup
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
+from mtkit.attention.bases.shared_rows import append_rows, has_one_row_per_position, is_fixed, start_rows, with_room_for
 from mtkit.attention.contract import Attended, Beginning, Inputs, State, packing
 from mtkit.attention.kernels.dot_product import (
     attend,
@@ -35,12 +33,6 @@ from mtkit.attention.slots import Projection
 
 MAX_SHARING = 16
 """Maximum number of hypotheses that share a cache: each computes scores for the rows of all."""
-
-FIRST_CAPACITY = 32
-"""Rows that a new cache can hold; it grows by half."""
-
-COMPACTED = 128
-"""Capacity from which unseen rows are removed; in a smaller cache, reading them costs less than removing them."""
 
 
 class ProductAttention(ScoreAttention):
@@ -104,21 +96,10 @@ class ProductAttention(ScoreAttention):
         return heads.transpose(1, 2), None, None
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Return an empty cache for all hypotheses of a segment; in the cross role the projected source.
-
-        New tensors are uninitialized: no row is read before it is written.
-        """
+        """Return an empty cache for all hypotheses of a segment; in the cross role the projected source."""
         if inputs.memory is not None:
             return super().begin(inputs)
-        batch_size, capacity = inputs.batch_size, capacity_for(0, FIRST_CAPACITY)
-        p, like = self.projection, self.q_proj.weight
-        shared = {
-            "keys": like.new_empty(batch_size, p.key_heads, capacity, p.key_width),
-            "values": like.new_empty(batch_size, p.value_heads, capacity, p.value_width),
-            "position": like.new_empty(batch_size, capacity, dtype=torch.long),  # the same in all segments
-        }
-        seen = like.new_empty(batch_size, inputs.hypotheses, capacity, dtype=torch.bool)
-        return {"shared": shared, "seen": seen, "rows": 0, "count": 0}, None
+        return start_rows(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes), None
 
     def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
         """Return the pairs of a step with query (B, N, D), N queries of one segment, and the state with their rows.
@@ -127,18 +108,18 @@ class ProductAttention(ScoreAttention):
         `key_position` is correct only if the positions slot reads it. More than `MAX_SHARING` hypotheses get one cache
         each from the step in which they start or branch off from a common past.
         """
-        if "seen" in state and query.shape[1] > MAX_SHARING and _has_one_row_per_position(state):
+        if "seen" in state and query.shape[1] > MAX_SHARING and has_one_row_per_position(state):
             state = _separate_caches(state, query.shape[1])
         if "seen" not in state:
             return super().newest(query, state)
         here = position_of(state["count"], query.device)
         q, k, v = self.queries_keys_values(query, here)
-        state = (_write_rows if _is_fixed(state) else _append_rows)(state, k, v)
-        shared, rows = state["shared"], None if _is_fixed(state) else state["rows"]
+        state = append_rows(state, keys=k, values=v)
+        shared, rows = state["shared"], None if is_fixed(state) else state["rows"]
         # positions of the first segment; the batch may be empty by now
         positions = here if self.positions is None else shared["position"][:1, :rows].sum(0)
         columns = {name: shared[name][:, :, :rows] for name in ("keys", "values")}
-        seen = None if _has_one_row_per_position(state) else state["seen"][:, :, :rows]
+        seen = None if has_one_row_per_position(state) else state["seen"][:, :, :rows]
         return Pairs(q, columns, here, positions, seen, state=state, hypotheses=query.shape[1]), state
 
     def fixed_state(self, state: State, hypotheses: int, steps: int) -> State | None:
@@ -147,13 +128,13 @@ class ProductAttention(ScoreAttention):
         "rows" and "count" are tensors (B, N) in it.
         """
         if "seen" in state and self.keeps_shapes:
-            return _with_room(state, steps)
+            return with_room_for(state, steps)
         return super().fixed_state(state, hypotheses, steps)
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """Attend at O(N t) per hypothesis; weights are (B, H, N, t), by position."""
         attended, state = super().advance(inputs, state)
-        if attended.weights is not None and "seen" in state and not _has_one_row_per_position(state):
+        if attended.weights is not None and "seen" in state and not has_one_row_per_position(state):
             weights, seen = attended.weights, state["seen"][:, None, :, : state["rows"]]
             attended.weights = weights[seen.expand_as(weights)].view(*weights.shape[:3], state["count"])
         return attended, state
@@ -197,114 +178,6 @@ class ProductAttention(ScoreAttention):
         return Attended(self.merge_heads(heads, inputs.query), weights=weights)
 
 
-def _append_rows(state: State, k: Tensor, v: Tensor) -> State:
-    """Append one row per hypothesis to the state: k (B, G, N, K), v (B, G, N, V)."""
-    hypotheses = k.shape[2]
-    state = _ensure_capacity(state, hypotheses)
-    shared, seen, rows = state["shared"], state["seen"], state["rows"]
-    end = rows + hypotheses
-    if shared["keys"].dtype != k.dtype:  # only the first step under autocast shows the type of the keys
-        shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
-    # the test for finite values would stall an accelerator
-    if hypotheses > 1 and not (v.device.type == "cpu" and bool(v.sum().isfinite())):
-        k, v = _harmless(k, v)
-    shared["keys"][:, :, rows:end] = k
-    shared["values"][:, :, rows:end] = v
-    shared["position"][:, rows:end] = state["count"]
-    after = {"shared": shared, "seen": seen, "rows": end, "count": state["count"] + 1}
-    if _has_one_row_per_position(after):  # every hypothesis sees every row; the mask is not read
-        return after
-    if _has_one_row_per_position(state):
-        seen[:, :, :rows] = True
-    hypothesis = numbers(0, hypotheses, seen.device)
-    seen[:, :, rows:end] = hypothesis.unsqueeze(1) == hypothesis
-    return after
-
-
-def _harmless(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Move what is not finite in values (B, G, N, V) to the keys of their rows, whose scores are masked.
-
-    0 * NaN would reach hypotheses that do not see the row.
-    """
-    zero = v.sum((1, 3), dtype=torch.float32) * 0.0  # (B, N), NaN for a row that is not finite
-    return k + zero[:, None, :, None].type_as(k), v.nan_to_num(0.0, 0.0, 0.0)
-
-
-def _is_fixed(state: State) -> bool:
-    """Whether the state is in the form of `ProductAttention.fixed_state`."""
-    return isinstance(state["count"], Tensor)
-
-
-def _with_room(state: State, steps: int) -> State:
-    """The state in the form of `ProductAttention.fixed_state`."""
-    seen: Tensor = state["seen"]
-    if _is_fixed(state):
-        state = {**state, "rows": int(state["rows"][0, 0]), "count": int(state["count"][0, 0])}
-    elif _has_one_row_per_position(state):
-        seen[:, :, : state["rows"]] = True
-    if state["rows"] >= COMPACTED and not _has_one_row_per_position(state):
-        state = _remove_unseen(state)
-    rows, room = state["rows"], state["rows"] + steps * seen.shape[1]
-
-    def with_room(x: Tensor, dim: int) -> Tensor:
-        wider = x.new_zeros([room if number == dim else size for number, size in enumerate(x.shape)])
-        wider.narrow(dim, 0, rows).copy_(x.narrow(dim, 0, rows))
-        return wider
-
-    shared = {name: with_room(value, 1 if name == "position" else 2) for name, value in state["shared"].items()}
-    counters = {name: torch.full_like(seen[:, :, 0], state[name], dtype=torch.long) for name in ("rows", "count")}
-    return {"shared": shared, "seen": with_room(state["seen"], 2), **counters}
-
-
-def _write_rows(state: State, k: Tensor, v: Tensor) -> State:
-    """`_append_rows` for a state in the form of `ProductAttention.fixed_state`."""
-    shared, seen, hypotheses = state["shared"], state["seen"], k.shape[2]
-    hypothesis = numbers(0, hypotheses, seen.device)
-    place = state["rows"][0, :1] + hypothesis  # (N,)
-    k, v = _harmless(k, v)
-    shared["keys"].index_copy_(2, place, k)
-    shared["values"].index_copy_(2, place, v)
-    shared["position"].index_copy_(1, place, state["count"][:, :1].expand(-1, hypotheses))
-    seen.index_copy_(2, place, (hypothesis.unsqueeze(1) == hypothesis).expand(len(seen), -1, -1))
-    return {"shared": shared, "seen": seen, "rows": state["rows"] + hypotheses, "count": state["count"] + 1}
-
-
-def _ensure_capacity(state: State, hypotheses: int) -> State:
-    """Return the state with capacity for one more row per hypothesis; a full cache grows by half."""
-    room = state["seen"].shape[2]
-    if state["rows"] + hypotheses <= room:
-        return state
-    if room >= COMPACTED and len(state["seen"]) and not _has_one_row_per_position(state):
-        state = _remove_unseen(state)
-    end = state["rows"] + hypotheses
-    room = max(room, capacity_for(end, end + end // 2))
-    shared = {name: _grow(value, 1 if name == "position" else 2, room) for name, value in state["shared"].items()}
-    return {**state, "shared": shared, "seen": _grow(state["seen"], 2, room)}
-
-
-def _remove_unseen(state: State) -> State:
-    """Return the state without the rows that no hypothesis sees any more.
-
-    Each position keeps as many rows as the segment with the most seen rows there needs, so that all segments keep rows
-    of the same positions.
-    """
-    rows = state["rows"]
-    seen = state["seen"][:, :, :rows]
-    position, unseen = state["shared"]["position"][0, :rows], ~seen.any(1)  # (M,), ascending, and (B, M)
-    needed = torch.zeros(len(seen), state["count"], dtype=torch.long, device=seen.device)
-    needed = needed.index_add_(1, position, (~unseen).long()).amax(0)  # (L,)
-    within = torch.arange(rows, device=seen.device) - torch.searchsorted(position, position)
-    stays = (within < needed[position]).nonzero().squeeze(1)  # (M',)
-    chosen = (2 * position + unseen).argsort(dim=1, stable=True)[:, stays]  # (B, M'), seen rows first
-
-    def gathered(x: Tensor, dim: int) -> Tensor:
-        index = chosen.view(len(seen), *[1] * (dim - 1), -1, *[1] * (x.dim() - dim - 1))
-        return x.narrow(dim, 0, rows).take_along_dim(index, dim)
-
-    shared = {name: gathered(value, 1 if name == "position" else 2) for name, value in state["shared"].items()}
-    return {**state, "shared": shared, "seen": gathered(seen, 2), "rows": len(stays)}
-
-
 def _separate_caches(state: State, hypotheses: int) -> State:
     """Return one cache per hypothesis (`step_cache`): views of a past that all hypotheses share.
 
@@ -312,15 +185,3 @@ def _separate_caches(state: State, hypotheses: int) -> State:
     """
     rows = {name: state["shared"][name][:, None, :, : state["rows"]] for name in ("keys", "values")}
     return {**{name: x.expand(-1, hypotheses, -1, -1, -1) for name, x in rows.items()}, "count": state["count"]}
-
-
-def _has_one_row_per_position(state: State) -> bool:
-    """Whether no hypothesis has branched off yet, so that every hypothesis sees every row."""
-    return not _is_fixed(state) and bool(state["rows"] == state["count"])
-
-
-def _grow(x: Tensor, dim: int, room: int) -> Tensor:
-    """Grow x to `room` entries along `dim`; the new entries are uninitialized."""
-    wider = x.new_empty([room if number == dim else size for number, size in enumerate(x.shape)])
-    wider.narrow(dim, 0, x.shape[dim]).copy_(x)
-    return wider

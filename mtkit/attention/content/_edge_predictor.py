@@ -130,6 +130,8 @@ class EdgePredictor(nn.Module):
             targets = torch.arange(free.shape[-1], device=free.device).where(free, -1)
             return targets.expand(len(opened), self.graphs, opened.shape[2], -1), (opened, opened)
         with torch.autocast(opened.device.type, enabled=False):
+            if not self.sequence:
+                return self._best(opened, i, candidates, free), (opened, opened)
             edges, state = self._choose(opened, i, candidates, free, None, state)
         return edges.targets, state
 
@@ -293,6 +295,25 @@ class EdgePredictor(nn.Module):
                     read = torch.where(some, read[0], state[0]), torch.where(some, read[1], state[1])
                 state = read
         return Edges(torch.stack(targets, dim=-1), log_prob, entropy), state
+
+    def _best(self, opened: Tensor, i: Tensor, candidates: Candidates, free: Tensor) -> Tensor:
+        """Choose the best targets (B, G, c, edges) of independent sources, in fewer operations than `_choose`."""
+        inputs, keys = candidates.inputs, candidates.keys.mT
+        segments, graphs, count = inputs.shape[:3]
+        rows = inputs.flatten(0, 2)
+        first = torch.arange(0, len(rows), count, device=rows.device).view(segments, graphs, 1)
+        lowest = torch.finfo(opened.dtype).min
+        near = self._near(i, candidates).where(free, lowest).expand(*opened.shape[:3], -1).contiguous()
+        state: LstmState = opened, torch.zeros_like(opened)
+        targets = []
+        for draw in range(self.edges):
+            target = (state[0] @ keys + near).argmax(-1)
+            targets.append(target)
+            if draw + 1 < self.edges:
+                near.scatter_(-1, target.unsqueeze(-1), lowest)
+                state = self._read(rows.index_select(0, (first + target).flatten()).view(*target.shape, -1), state)
+        chosen = torch.arange(self.edges, device=i.device) < free.sum(-1, keepdim=True)
+        return torch.stack(targets, -1).masked_fill(~chosen, -1)
 
     def _read(self, inputs: Tensor, state: LstmState) -> LstmState:
         """Apply one step of the LSTM; inputs (B, G, c, 4E) are for the input, forget and output gates and the cell."""

@@ -160,41 +160,6 @@ def read(phi_q: Tensor, sums: Tensor, *, eps: float = 0.0, floor: float | Tensor
         return _outputs(_by_group(phi_q, sums.shape[1]) @ sums, phi_q, eps, floor).type_as(like)
 
 
-def attend_next(
-    phi_q: Tensor,
-    phi_k: Tensor | Keys,
-    v: Tensor,
-    sums: Tensor,
-    top: Tensor | None = None,
-    *,
-    gates: Gates | None = None,
-    eps: float = 0.0,
-    floor: float | Tensor = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """One step: the outputs (B, H, 1, V) of the newest token, which is added to the sums in place.
-
-    phi_q (B, H, 1, M), phi_k (B, G, 1, M), v (B, G', 1, V), gates (B, G, 1, 1), sums (B, G, M, V + 1). Where keys have
-    a scale, `top` (B, G, 1, 1) is the largest so far, `nowhere` at the start; it is raised in place too.
-    """
-    with torch.autocast(v.device.type, enabled=False):
-        features, v1, scale = _paired(phi_k, v)
-        if gates is not None:
-            decay, added = (expand_heads(upcast(x), sums.shape[1]) for x in gates)
-            features = features * added
-        if top is None:
-            if gates is not None:
-                sums.mul_(decay.exp())
-        else:
-            assert scale is not None
-            previous = top if gates is None else top + decay
-            raised = torch.maximum(previous, scale)
-            sums.mul_((previous - raised).exp())
-            features = features * (scale - raised).exp()
-            top.copy_(raised)
-        sums.addcmul_(features.transpose(-1, -2), v1)  # one pass, and no product of the size of the sums
-    return read(phi_q, sums, eps=eps, floor=floor, like=v), sums
-
-
 def masked(keys: Keys, valid: Tensor | None = None) -> Keys:
     """The keys, hidden where `valid`, which broadcasts to their scale, is False."""
     if valid is None:
@@ -217,7 +182,7 @@ def normalised(total: Tensor, eps: float, floor: float | Tensor) -> Tensor:
     return total[..., :-1] / guarded(total[..., -1:], eps, floor)
 
 
-def _paired(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def paired(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Features and values with as many heads each, the values with a one at the end, and scales; float32 at least."""
     features, scale = phi_k if isinstance(phi_k, Keys) else Keys(phi_k)
     groups = max(features.shape[1], v.shape[1])
@@ -227,7 +192,7 @@ def _paired(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor, Tensor | N
 
 def _summands(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor]:
     """Features and values (B, G, S, V + 1) whose products sum up; relative to the largest scale, if there is one."""
-    features, v1, scale = _paired(phi_k, v)
+    features, v1, scale = paired(phi_k, v)
     if scale is None:
         return features, v1
     top = scale.amax(2, keepdim=True).clamp(min=nowhere(scale) / 2)  # above the keys that are nowhere, also if all are

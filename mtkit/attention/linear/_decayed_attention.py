@@ -16,9 +16,17 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.layers import ChannelNorm, xavier_linear
+from mtkit.attention.bases.recent_sums import fixed_recent, start_recent
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
-from mtkit.attention.kernels.dot_product import expand_heads, position_of, upcast
-from mtkit.attention.linear._decayed_sums import Terms, read_both_ways, read_causal, read_literally, read_next
+from mtkit.attention.kernels.dot_product import by_hypotheses, expand_heads, position_of, upcast
+from mtkit.attention.linear._decayed_sums import (
+    Terms,
+    read_both_ways,
+    read_causal,
+    read_literally,
+    read_newest,
+    read_next,
+)
 from mtkit.attention.linear._short_convolution import ShortConvolution
 from mtkit.attention.options import OneOf, Positive, Within
 from mtkit.attention.registry import fill
@@ -66,6 +74,8 @@ class DecayedAttention(HeadAttention):
     silu: ClassVar[bool] = False
     """Whether queries, keys and values pass SiLU also without a convolution."""
     convolution_bias: ClassVar[bool] = False
+    by_channel: bool = False
+    """Whether each channel of a head's keys decays at its own rate."""
 
     def __init__(
         self,
@@ -114,11 +124,20 @@ class DecayedAttention(HeadAttention):
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         p, like = self.projection, upcast(self.q_proj.weight)
         rows = inputs.batch_size, inputs.hypotheses
-        state: State = {"sums": like.new_zeros(*rows, self.site.heads, p.key_width, p.value_width), "count": 0}
+        if self.by_channel:
+            state: State = {"sums": like.new_zeros(*rows, self.site.heads, p.key_width, p.value_width), "count": 0}
+        else:
+            shape = {"groups": self.site.heads, "features": p.key_width, "width": p.value_width}
+            state = {"recent": start_recent(*rows, like, **shape, fading=True), "count": 0}
         if self.convolution is not None:
             taps, channels = self.convolution.weight.shape
             state["inputs"] = like.new_zeros(*rows, taps - 1, channels)
         return state, None
+
+    def fixed_state(self, state: State, hypotheses: int, steps: int) -> State | None:
+        if "recent" in state:
+            state = {**state, "recent": fixed_recent(state["recent"])}
+        return super().fixed_state(state, hypotheses, steps)
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same equation for the newest token of each hypothesis; O(K V) per head, at any position."""
@@ -132,7 +151,13 @@ class DecayedAttention(HeadAttention):
             state["inputs"] = window[:, 1:].unflatten(0, query.shape[:2])
         position = position_of(state["count"] - 1, query.device)
         terms, v = self._terms(projected, rows, None, window=window, position=position)
-        heads = read_next(terms, state["sums"].flatten(0, 1))
+        if self.by_channel:
+            heads = read_next(terms, state["sums"].flatten(0, 1))
+        else:
+            of_hypotheses = Terms(*(None if x is None else by_hypotheses(x, query.shape[1]) for x in terms))  # type: ignore[arg-type]
+            heads, state["recent"] = read_newest(of_hypotheses, state["recent"])
+            v = by_hypotheses(v, query.shape[1])
+            return Attended(self.finished(heads, v, query)), state
         output = self.finished(heads, v, rows).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), state
 

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mtkit.attention.bases.recent_sums import add_recent, corrected_next, fade, read_recent
+from mtkit.attention.contract import State
 from mtkit.attention.linear._chunked_corrections import corrected_reads, corrected_sums
 from mtkit.attention.linear._chunked_sums import decayed_reads, decayed_sums
 
@@ -77,6 +79,21 @@ def read_next(token: Terms, sums: Tensor) -> Tensor:
         sums.mul_(token.decay.exp().mT)
         written = token.v if token.beta is None else token.beta * (token.v - token.k @ sums)
         return token.q @ sums.addcmul_(token.k.mT, written)
+
+
+def read_newest(token: Terms, state: State) -> tuple[Tensor, State]:
+    """Return the outputs (B, H, N, V) of one more token of each hypothesis, and the recent sums with it.
+
+    The terms are (B, H, N, ...), with decays of heads.
+    """
+    with torch.autocast(token.q.device.type, enabled=False):
+        state, q = fade(state, token.decay), token.q.unsqueeze(2)
+        if token.beta is not None:
+            heads, state = corrected_next(q, token.k, token.v, token.beta, state)
+        else:
+            state = add_recent(state, token.k, token.v)
+            heads = read_recent(state, q)
+        return heads.squeeze(2), state
 
 
 def read_literally(terms: Terms, *, excluding: bool = False) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ final length, so that an output depends on other segments and on later tokens. P
 no weight is negative; only queries of the cross role can be there. The magnitude of a denominator is at least eps: a
 query whose features vanish has the output zero, and no gradient; elu1 has no such queries. There are no weights, so
 attention dropout acts on the outputs of the heads.
-Cost: O(T K V) time, O(T) memory. A step reads and writes 2 K V numbers per head, at any position.
+Cost: O(T K V) time, O(T) memory. A step reads at most 4 K V numbers per head, at any position.
 """
 
 import math

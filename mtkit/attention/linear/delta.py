@@ -8,7 +8,7 @@ output is not divided by the square root of K, as in the released language model
 divided by their sum plus 0.001; the paper adds nothing, but sums of dpfp can be so small that float32 holds only their
 rounding. `beta_proj` learns how much of a value is written. There are no weights, so attention dropout acts on the
 outputs of the heads. A single key gives beta (phi(k) . phi(q)) v, not v.
-Cost: O(T M V) time, O(T M) memory for M features. A step reads and writes M V numbers per head, at any position.
+Cost: O(T M V) time, O(T M) memory for M features. A step reads at most 2 M V numbers per head, at any position.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.layers import xavier_linear
+from mtkit.attention.bases.recent_sums import corrected_next, fixed_recent, start_recent
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, for_heads, packing, token_means
 from mtkit.attention.kernels.dot_product import expand_heads, position_of, upcast
 from mtkit.attention.kernels.feature_sums import elu1
@@ -106,22 +107,27 @@ class Delta(HeadAttention):
         if inputs.memory is not None:
             writes = self._unmapped(inputs.memory, inputs.memory_valid)
             return {"shared": {"sums": memory_after(writes, self.chunk, self._features)}}, None
-        shape = (inputs.batch_size, inputs.hypotheses, self.groups, self.features, self.projection.value_width)
-        return {"sums": upcast(self.q_proj.weight).new_zeros(shape), "count": 0}, None
+        like, width = upcast(self.q_proj.weight), self.projection.value_width
+        shape = {"groups": self.groups, "features": self.features, "width": width}
+        recent = start_recent(inputs.batch_size, inputs.hypotheses, like, **shape, fading=False)
+        return {"recent": recent, "count": 0}, None
+
+    def fixed_state(self, state: State, hypotheses: int, steps: int) -> State | None:
+        if "recent" in state:
+            state = {**state, "recent": fixed_recent(state["recent"])}
+        return super().fixed_state(state, hypotheses, steps)
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         query = inputs.query
         if "shared" in state:
             heads = read(self._reads(query), state["shared"]["sums"])
             return Attended(self.merge_heads(heads.type_as(query), query)), state
-        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         position = position_of(state["count"], query.device)
-        write, sums = self._writes(rows, None, position), state["sums"].flatten(0, 1)
+        write, q = self._writes(query, None, position), self._reads(query, position).unflatten(1, (self.groups, -1))
         with torch.autocast(query.device.type, enabled=False):
-            sums.add_(write.keys.transpose(-1, -2) @ (write.beta * (write.values - write.keys @ sums)))
-        heads = read(self._reads(rows, position), sums)
-        output = self.merge_heads(heads.type_as(query), query).squeeze(1).unflatten(0, query.shape[:2])
-        return Attended(output), {"sums": state["sums"], "count": state["count"] + 1}
+            heads, recent = corrected_next(q, write.keys, write.values, write.beta, state["recent"])
+        output = self.merge_heads(heads.flatten(1, 2).type_as(query), query)
+        return Attended(output), {"recent": recent, "count": state["count"] + 1}
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:

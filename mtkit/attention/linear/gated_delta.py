@@ -9,7 +9,7 @@ included, and every query, which passes no convolution, reads the result. Querie
 K: the norm of the outputs removes a factor. Rates are drawn from 1 to 16; the authors draw from 0, whose logarithm is
 not finite. Dropout acts on the outputs of the heads.
 Cost: O(T (c K + c V + K V)) time for chunks of c, with gate=channel O(T K log c) exponentials more; O(T) memory. A step
-reads and writes K V numbers per head, at any position.
+reads at most 2 K V numbers per head, at any position.
 """
 
 from typing import Annotated, Any
@@ -86,6 +86,7 @@ class GatedDelta(DecayedAttention):
             output_gate=output_gate or ("sigmoid" if by_channel else "silu"),
             chunk=chunk,
         )
+        self.by_channel = by_channel
         self.floor, self.most = gate_floor, 2.0 if negative_eigenvalues else 1.0
         heads, rank, width = site.heads, self.projection.value_width, site.memory_width or site.d_model
         self.beta_proj = unbiased(width, heads)

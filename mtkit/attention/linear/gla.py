@@ -35,6 +35,7 @@ class GLA(DecayedAttention):
 
     roles = frozenset({"encoder", "decoder"})
     published = frozenset({"decoder"})
+    by_channel = True
     paper = "Yang et al. 2023, arXiv 2312.06635"
     variants = (
         {"norm": "none", "output_gate": "none", "gate_temperature": 1.0},

@@ -10,7 +10,7 @@ default, computed exactly with a scale for each key, and with a denominator of a
 authors' later code also has two softmaxes side by side (feature_norm softmax). Its loss against softmax weights, which
 converts trained models, is left out. Taylor features hold each product of two numbers once; the published fast path
 holds it twice. There are no weights, so attention dropout acts on the outputs of the heads.
-Cost: O(T M V) time for M features, O(T) memory. A step reads and writes M V numbers per head, at any position. M is K
+Cost: O(T M V) time for M features, O(T) memory. A step reads at most 2 M V numbers per head, at any position. M is K
 for elu1 and relu, 2 K for hedgehog and 1 + K + K (K + 1) / 2 for taylor, 153 where K is 16.
 """
 

@@ -8,7 +8,7 @@ later keys change earlier outputs through the stabiliser. The stabiliser is the 
 the decoder of the keys so far; it cancels exactly. The magnitude of a denominator relative to the stabiliser is at
 least 1e-20, and at least 0.1 for trigonometric features, whose products can be negative. The heads of a layer share its
 directions. There are no weights, so attention dropout acts on the outputs of the heads.
-Cost: O(T M V) time, O(T M) memory for M features. A step reads and writes M V numbers per head, at any position. It is
+Cost: O(T M V) time, O(T M) memory for M features. A step reads at most 2 M V numbers per head, at any position. It is
 faster than softmax attention if T is well above M. The estimate is accurate only for small norms of queries and keys;
 otherwise trigonometric features are mostly noise, more so in bfloat16. They are meant for study.
 """

@@ -9,7 +9,7 @@ the variance sigma² in one place and 1 / sigma² in another.) The denominator c
 and number. The default is 128 directions (the paper reports 64 and 128): with 64, the variance hides which token is
 meant. Training differs from evaluation by dropout and by the matrix: training takes another one of the pool after each
 update, evaluation takes the first. There are no weights, so attention dropout acts on the outputs of the heads.
-Cost: O(T M V) time, O(T) memory for M features. A step reads and writes M V numbers per head, at any position. The
+Cost: O(T M V) time, O(T) memory for M features. A step reads at most 2 M V numbers per head, at any position. The
 error of a similarity falls as 1 / sqrt(M). With arc-cosine features a key opposite to the query has similarity 0.
 """
 

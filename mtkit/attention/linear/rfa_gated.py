@@ -5,7 +5,7 @@ section 3.2 (RFA-Gate).
 Departures: as in `rfa`, except the default number of directions. The magnitude of the denominator is at least 1e-3
 times the visible keys' remaining gate factors, so that a first token gets its own value at any gate. Dropout acts on
 the outputs of the heads.
-Cost: as in `rfa`, O(T M V) time, O(T) memory for M features. A step reads and writes M V numbers per head, at any
+Cost: as in `rfa`, O(T M V) time, O(T) memory for M features. A step reads at most 2 M V numbers per head, at any
 position.
 """
 
@@ -36,6 +36,7 @@ class GatedRFA(RandomFeatureAttention):
 
     roles = published = frozenset({"decoder"})
     variants = ({"feature_map": "arc-cosine"}, {"gate_bias": -1.0})
+    gated = True
 
     def __init__(
         self,

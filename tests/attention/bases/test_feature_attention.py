@@ -20,7 +20,7 @@ class Own(FeatureAttention):
 
     def __init__(self, site: Site, *, gated: bool = False, scaled: bool = False) -> None:
         super().__init__(site, floor=1e-20, chunk=4)
-        p, self.scaled = self.projection, scaled
+        p, self.scaled, self.gated = self.projection, scaled, gated
         self.stretch = nn.Parameter(1 + 0.3 * torch.randn(p.key_heads, 1, p.key_width))
         self.directions = nn.Parameter(torch.randn(p.key_heads, 5, p.key_width))
         self.gate = nn.Linear(site.d_model, max(p.key_heads, p.value_heads)) if gated else None

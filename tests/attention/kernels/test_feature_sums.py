@@ -15,12 +15,9 @@ from mtkit.attention.kernels.feature_sums import (
     Keys,
     attend_all,
     attend_causal,
-    attend_next,
     attend_parts,
     elu1,
     masked,
-    nowhere,
-    sums_of,
 )
 from tests.contract.counting import saved_tensors
 
@@ -84,17 +81,6 @@ def test_neighbouring_heads_share_keys_and_values(keys: int, values: int) -> Non
     agree(lambda *x: attend_all(*x, eps=EPS), lambda *x: written_out(*x, causal=False), inputs)
 
 
-def test_steps_are_the_causal_sums() -> None:
-    phi_q, phi_k, v = (x.detach() for x in features(19, keys=2, values=2))
-    whole = attend_causal(phi_q, phi_k, v, Keys, eps=EPS, chunk=5)
-    sums = torch.zeros(2, 2, 3, 6, dtype=torch.float64)
-    for t in range(19):
-        here = slice(t, t + 1)
-        output, sums = attend_next(phi_q[:, :, here], phi_k[:, :, here], v[:, :, here], sums, eps=EPS)
-        torch.testing.assert_close(output, whole[:, :, here])
-    torch.testing.assert_close(sums, sums_of(phi_k, v))
-
-
 def gated(phi_q: Tensor, phi_k: Tensor, v: Tensor, kept: Tensor, added: Tensor) -> Tensor:
     """The recurrence of `Gates`, one position after the other."""
     phi_k, v, kept, added = (x.repeat_interleave(4 // x.shape[1], 1) for x in (phi_k, v, kept, added))
@@ -138,22 +124,6 @@ def test_gated_sums_are_the_recurrence_with_gradients(length: int, keys: int, sc
         agree(scaled_parts, scaled_sums, [*inputs, scale])
     else:
         agree(parts, gated, inputs)
-
-
-@pytest.mark.parametrize("scaled", [False, True])
-def test_gated_steps_are_the_causal_sums(scaled: bool) -> None:
-    phi_q, phi_k, v = (x.detach() for x in features(19, keys=2, values=2))
-    kept, added = (x.detach() for x in gates_for(v))
-    scale = 5 * torch.randn(2, 2, 19, 1, dtype=torch.float64) if scaled else None
-    sums = torch.zeros(2, 2, 3, 6, dtype=torch.float64)
-    top = torch.full((2, 2, 1, 1), nowhere(sums), dtype=torch.float64) if scaled else None
-    whole = gated(phi_q, phi_k if scale is None else phi_k * scale.exp(), v, kept, added)
-    for t in range(19):
-        here = slice(t, t + 1)
-        keys = Keys(phi_k[:, :, here], None if scale is None else scale[:, :, here])
-        gates = Gates(kept[:, :, here], added[:, :, here])
-        output, sums = attend_next(phi_q[:, :, here], keys, v[:, :, here], sums, top, gates=gates)
-        torch.testing.assert_close(output, whole[:, :, here])
 
 
 def test_padding_forgets_nothing_and_adds_nothing() -> None:

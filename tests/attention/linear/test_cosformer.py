@@ -132,7 +132,10 @@ def test_features_stay_in_float32_under_autocast() -> None:
 @torch.no_grad()
 def test_the_state_has_two_features_a_channel() -> None:
     state, _ = make("decoder").start(2, hypotheses=3)
-    assert state["sums"].shape == (2, 3, 4, 16, 9)
+    assert {name: x.shape[1::2] for name, x in state["recent"]["shared"].items() if name != "position"} == {
+        "keys": (4, 16),
+        "values": (4, 9),
+    }
 
 
 @pytest.mark.parametrize(

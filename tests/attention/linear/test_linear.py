@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from mtkit.errors import MtkitError
 from tests.attention.small import ROLES, adopting, check_zero_keys, maker
@@ -41,21 +40,6 @@ def test_forward_is_the_equation_written_out(role: str, feature_map: str, projec
     valid = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
     masks = {"query_valid": valid} if memory is None else {"memory_valid": valid}
     torch.testing.assert_close(linear(x, memory, **masks).output, linear.naive(x, memory, **masks).output)
-
-
-@torch.no_grad()
-def test_a_step_costs_and_keeps_the_same_at_any_position() -> None:
-    linear = make("decoder")
-    state, _ = linear.start(2, hypotheses=3)
-
-    def cost(position: int) -> tuple[int, torch.Size]:
-        before = {**state, "count": position}
-        with FlopCounterMode(display=False) as counter:
-            _, after = linear.step(torch.randn(2, 3, 32), before)
-        return counter.get_total_flops(), after["sums"].shape
-
-    assert cost(10) == cost(10_000)
-    assert cost(10)[1] == (2, 3, 4, 8, 9)
 
 
 def test_the_state_of_the_source_does_not_grow_with_it() -> None:

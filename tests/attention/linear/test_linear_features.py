@@ -142,10 +142,10 @@ def test_taylor_narrows_queries_and_keys_to_sixteen() -> None:
     """With 1 + 16 + 136 features, and values as wide as before."""
     attention = build("linear", role="decoder", d_model=128, heads=4, feature_map="taylor")
     assert attention.q_proj.out_features == attention.k_proj.out_features == 64
-    state, _ = attention.start(1)
-    assert state["sums"].shape == (1, 1, 4, 153, 33)
-    state, _ = build("linear", role="decoder", d_model=32, heads=4, feature_map="hedgehog").start(1)
-    assert state["sums"].shape == (1, 1, 4, 16, 9)
+    rows = attention.start(1)[0]["recent"]["shared"]
+    assert (rows["keys"].shape[-1], rows["values"].shape[-1]) == (153, 33)
+    rows = build("linear", role="decoder", d_model=32, heads=4, feature_map="hedgehog").start(1)[0]["recent"]["shared"]
+    assert (rows["keys"].shape[-1], rows["values"].shape[-1]) == (16, 9)
 
 
 def test_maps_are_learned_and_their_biases_do_not_decay() -> None:

@@ -93,11 +93,10 @@ def test_widths_follow_the_options_and_so_does_the_state(key_expand: float) -> N
     retention = make(key_expand=key_expand, value_expand=2.0, short_conv=3)
     keys = round(8 * key_expand)
     state, _ = retention.start(2, hypotheses=3)
-    assert state["sums"].shape == (2, 3, 4, keys, 16)
     assert state["inputs"].shape == (2, 3, 2, 4 * (2 * keys + 16))
     for _ in range(20):
         _, state = retention.step(tokens(2, 3), state)
-    assert state["sums"].shape == (2, 3, 4, keys, 16)
+    assert state["recent"]["past"]["shared"]["sums"].shape == (2, 3, 4, keys, 16)
     assert state["inputs"].shape == (2, 3, 2, 4 * (2 * keys + 16))
 
 

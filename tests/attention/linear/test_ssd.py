@@ -116,9 +116,11 @@ def test_first_steps_are_from_a_thousandth_to_a_tenth_and_rates_from_1_to_16() -
 def test_the_state_of_a_head_is_its_sums_and_the_last_inputs() -> None:
     ssd = make(state_width=6)
     state, _ = ssd.start(2, hypotheses=3)
-    assert state["sums"].shape == (2, 3, 4, 6, 8)
+    for _ in range(20):
+        _, state = ssd.step(torch.randn(2, 3, 32, dtype=torch.float64), state)
+    assert state["recent"]["past"]["shared"]["sums"].shape == (2, 3, 4, 6, 8)
     assert state["inputs"].shape == (2, 3, 3, 6 + 6 + 32)
-    assert set(state) == {"sums", "inputs", "count"}
+    assert set(state) == {"recent", "inputs", "count"}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Inputs, build, reorder
-from mtkit.attention.bases.product_attention import COMPACTED, MAX_SHARING
+from mtkit.attention.bases.product_attention import MAX_SHARING
+from mtkit.attention.bases.shared_rows import COMPACTED
 from mtkit.attention.kernels.sentence_rows import attend_within
 from mtkit.attention.marks import marks_from
 from mtkit.attention.sparse import group

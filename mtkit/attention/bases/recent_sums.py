@@ -1,0 +1,175 @@
+"""Decayed sums of products of keys and values, in decoding: the latest rows, and the sums over all earlier ones.
+
+A step that changes the sums S = sum_j e^a_j k_j v_j^T reads and writes M V numbers per head and hypothesis, and moving
+a hypothesis copies them. Over few rows, q S = sum_j e^a_j (q . k_j) v_j costs less. So the latest rows are kept, in a
+cache that hypotheses share (`shared_rows`), and they are summed up when they have as many numbers as the sums. The sums
+then stay as they are for that many steps, and hypotheses refer to them by number.
+
+Where sums fade, "faded" (B, N, G, 1) is the logarithm of what is left since rows were last summed up, and a row's "log"
+is its own scale minus what had faded before it. Both are float64, because small differences of large numbers count.
+Without gradients only.
+"""
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.bases.shared_rows import append_rows, has_one_row_per_position, start_rows
+from mtkit.attention.contract import State
+from mtkit.attention.kernels.dot_product import numbers
+
+SHARING = 16
+"""Hypotheses up to which rows are kept as long: each computes scores for the rows of all."""
+
+
+def start_recent(
+    batch_size: int, hypotheses: int, like: Tensor, *, groups: int, features: int, width: int, fading: bool
+) -> State:
+    """Return empty sums of keys of width M = `features` and values of `width` V for G `groups` of heads.
+
+    fading: whether rows have scales or sums fade.
+    """
+    state = start_rows(batch_size, hypotheses, like, keys=(groups, features), values=(groups, width))
+    if fading:
+        room = state["seen"].shape[2]
+        state["shared"]["log"] = like.new_empty(batch_size, groups, room, 1, dtype=torch.float64)
+        state["faded"] = like.new_zeros(batch_size, hypotheses, groups, 1, dtype=torch.float64)
+    return {**state, "past": None}
+
+
+def fade(state: State, kept: Tensor) -> State:
+    """Multiply the sums by e^kept, (B, G, N, 1)."""
+    kept = kept.transpose(1, 2)
+    if "top" in state:
+        return {**state, "top": state["top"] + kept}
+    if "sums" in state:
+        return {**state, "sums": state["sums"].mul_(kept.exp().unsqueeze(-1))}
+    return {**state, "faded": state["faded"] + kept}
+
+
+def add_recent(state: State, keys: Tensor, values: Tensor, scale: Tensor | None = None) -> State:
+    """Add e^scale k v^T: keys (B, G, N, M), values (B, G, N, V), scale (B, G, N, 1), 0 if None."""
+    if "sums" in state:
+        return _added(state, keys, values, scale)
+    features, width = keys.shape[-1], values.shape[-1]
+    most = max(features * width // (features + width), 1)
+    if state["count"] >= max(most * SHARING // max(SHARING, keys.shape[2]), 1):
+        state = _summed_up(state, scaled=scale is not None)
+    if "faded" not in state:
+        return append_rows(state, keys=keys, values=values)
+    log = -state["faded"].transpose(1, 2)
+    return append_rows(state, keys=keys, values=values, log=log if scale is None else log + scale)
+
+
+def read_recent(state: State, q: Tensor, *, scaled: bool = False) -> Tensor:
+    """Return q S, (B, G, R, N, V), of R queries q (B, G, R, N, M) for each hypothesis.
+
+    scaled: relative to the largest e^a_j, as exponentials of scales may overflow.
+    """
+    if "sums" in state:
+        return (q.movedim(3, 1) @ state["sums"]).movedim(1, 3)
+    weights, of_past, _ = _weights(state, scaled)
+    rows, flat, shape = state["rows"], q.flatten(2, 3), q.shape[2:4]
+    keys, values = (state["shared"][name][:, :, :rows] for name in ("keys", "values"))
+    scores = (flat @ keys.mT).unflatten(2, shape)  # (B, G, R, N, rows)
+    if weights is not None:
+        scores = scores * weights.unsqueeze(2)
+    if not has_one_row_per_position(state):
+        scores = scores.where(state["seen"][:, None, None, :, :rows], 0.0)
+    total = (scores.flatten(2, 3) @ values).unflatten(2, shape)
+    if state["past"] is None:
+        return total
+    sums, ancestor = state["past"]["shared"]["sums"], state["past"]["ancestor"]
+    if sums.shape[1] == 1:
+        read = (flat @ sums.squeeze(1)).unflatten(2, shape)
+    else:
+        by_sums = (flat.unsqueeze(1) @ sums).unflatten(3, shape)  # (B, N', G, R, N, V)
+        segment, hypothesis = numbers(0, len(sums), q.device).unsqueeze(1), numbers(0, shape[1], q.device)
+        read = by_sums.movedim(4, 2)[segment, ancestor, hypothesis].movedim(1, 3)
+    return total + (read if of_past is None else read * of_past.unsqueeze(2))
+
+
+def corrected_next(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: State) -> tuple[Tensor, State]:
+    """Add the correction k u^T, u = beta (v - S^T k), and return q S after it, (B, G, R, N, V), with the state.
+
+    q (B, G, R, N, M), k (B, G, N, M), v (B, G, N, V), beta (B, G, N, 1).
+    """
+    held = read_recent(state, torch.cat([q, k.unsqueeze(2)], 2))
+    added = beta * (v - held[:, :, -1])
+    own = (q * k.unsqueeze(2)).sum(-1, keepdim=True)
+    return torch.addcmul(held[:, :, :-1], own, added.unsqueeze(2)), add_recent(state, k, added)
+
+
+def fixed_recent(state: State, *, scaled: bool = False) -> State:
+    """Return the state after a step in a form whose shapes stay the same: "sums" (B, N, G, M, V), which steps change.
+
+    If scaled, they are relative to e^top, with "top" (B, N, G, 1).
+    """
+    if "sums" in state:
+        return state
+    past = _summed_up(state, scaled)["past"] if state["count"] else state["past"]
+    of_each = {name: _of_ancestors(x, past["ancestor"]).contiguous() for name, x in past["shared"].items()}
+    return {**of_each, "top": of_each["top"].type_as(of_each["sums"])} if scaled else {"sums": of_each["sums"]}
+
+
+def _added(state: State, keys: Tensor, values: Tensor, scale: Tensor | None) -> State:
+    """`add_recent` for a state in the form of `fixed_recent`."""
+    sums, k, v = state["sums"], keys.transpose(1, 2).unsqueeze(-1), values.transpose(1, 2).unsqueeze(-2)
+    if scale is None:
+        return {"sums": sums.addcmul_(k, v)}
+    top = state["top"].maximum(scale.transpose(1, 2))
+    sums.mul_((state["top"] - top).exp().unsqueeze(-1)).addcmul_(
+        k, v * (scale.transpose(1, 2) - top).exp().unsqueeze(-1)
+    )
+    return {"sums": sums, "top": top}
+
+
+def _weights(state: State, scaled: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the factors of the rows (B, G, N, rows) and of the past (B, G, N, 1), and what they are relative to.
+
+    The factors of rows that a hypothesis does not see may be any number. None: 1, or no past.
+    """
+    if "faded" not in state:
+        return None, None, None
+    rows, faded = state["rows"], state["faded"].transpose(1, 2)
+    log = state["shared"]["log"][:, :, :rows].mT + faded
+    past = state["past"]
+    of_past = None if past is None else _of_ancestors(past["shared"]["top"], past["ancestor"]).transpose(1, 2) + faded
+    top = None
+    if scaled:
+        seen = log if has_one_row_per_position(state) else log.where(state["seen"][:, None, :, :rows], -torch.inf)
+        top = seen.amax(-1, keepdim=True) if of_past is None else seen.amax(-1, keepdim=True).maximum(of_past)
+        log, of_past = log - top, None if of_past is None else of_past - top
+    like = state["shared"]["keys"].dtype
+    return log.exp().to(like), None if of_past is None else of_past.exp().to(like), top
+
+
+def _summed_up(state: State, scaled: bool) -> State:
+    """Return the state with the rows added to the sums of each hypothesis."""
+    weights, of_past, top = _weights(state, scaled)
+    rows, hypotheses, past = state["rows"], state["seen"].shape[1], state["past"]
+    keys, values = (state["shared"][name][:, None, :, :rows] for name in ("keys", "values"))
+    if weights is not None:
+        values = values * weights.transpose(1, 2).unsqueeze(-1)
+    if not has_one_row_per_position(state):
+        values = values.where(state["seen"][:, :, None, :rows, None], 0.0)
+        keys = keys.nan_to_num(0.0, 0.0, 0.0)  # another hypothesis's
+    sums = keys.mT @ values  # (B, N, G, M, V), or N = 1 if all hypotheses have the same
+    if past is not None:
+        before = _of_ancestors(past["shared"]["sums"], past["ancestor"])
+        sums = sums.expand_as(before).contiguous()
+        sums.add_(before) if of_past is None else sums.addcmul_(before, of_past.transpose(1, 2).unsqueeze(-1))
+    shared = {"sums": sums}
+    if "faded" in state:
+        faded = state["faded"]
+        shared["top"] = torch.zeros_like(faded) if top is None else top.transpose(1, 2).contiguous()
+        state = {**state, "faded": torch.zeros_like(faded)}
+    ancestor = numbers(0, hypotheses, sums.device) if sums.shape[1] > 1 else sums.new_zeros(hypotheses).long()
+    past = {"shared": shared, "ancestor": ancestor.repeat(len(sums), 1)}
+    return {**state, "past": past, "rows": 0, "count": 0}
+
+
+def _of_ancestors(x: Tensor, ancestor: Tensor) -> Tensor:
+    """Return x (B, N', ...) of the ancestors (B, N) of hypotheses, (B, N, ...)."""
+    if x.shape[1] == 1:
+        return x.expand(-1, ancestor.shape[1], *[-1] * (x.dim() - 2))
+    return x[numbers(0, len(x), x.device).unsqueeze(1), ancestor]
