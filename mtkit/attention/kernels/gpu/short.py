@@ -17,8 +17,8 @@ from mtkit.device import runs_kernels
 LONGEST = 64
 """Most queries and keys."""
 
-WIDEST = 128
-"""Most numbers of a key or value."""
+WIDEST = 64
+"""Most numbers of a key or value: tiles of wider ones do not fit in the fast memory of every GPU."""
 
 
 def attends_short(q: Tensor, k: Tensor, v: Tensor) -> bool:
