@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from mtkit.attention.kernels.cpu.threads import in_ranges, loops_take
 from mtkit.attention.kernels.dot_product import upcast
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 17}
@@ -55,7 +56,7 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias = ctx.saved_tensors
-        if x.is_cpu and x.dtype == torch.float32:
+        if loops_take(x, weight, bias, d_y):
             return *_gradients(x, weight, bias, ctx.reverse, d_y), None
         d_sums = torch.ops.aten.silu_backward(d_y, _convolved(x, weight, bias, ctx.reverse))
         d_weight, d_bias = torch.zeros_like(weight), torch.zeros_like(bias)
@@ -69,7 +70,6 @@ class _Convolution(torch.autograd.Function):
 def _gradients(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, d_y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias by a compiled loop, in one pass over memory."""
     from mtkit.attention.kernels.cpu.convolution_loops import write_gradients
-    from mtkit.attention.kernels.cpu.threads import in_ranges
 
     d_x, d_weight, d_bias = (torch.zeros(y.shape, device=y.device) for y in (x, weight, bias))
     terms = (y.detach().contiguous().numpy() for y in (x, weight, bias, d_y, d_x, d_weight, d_bias))

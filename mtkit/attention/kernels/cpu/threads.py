@@ -1,4 +1,4 @@
-"""Ranges of a compiled loop in as many threads as PyTorch uses."""
+"""Whether compiled loops replace PyTorch's operations, and their ranges in as many threads as PyTorch uses."""
 
 import os
 from collections.abc import Callable
@@ -6,6 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+
+def loops_take(*tensors: Tensor) -> bool:
+    """Return whether compiled loops compute with these: float32 on the CPU.
+
+    Not while a dispatch mode counts FLOPs or memory: it sees only PyTorch's operations.
+    """
+    return _get_current_dispatch_mode() is None and all(x.is_cpu and x.dtype == torch.float32 for x in tensors)
 
 
 def in_ranges(loop: Callable[[int, int], None], count: int, least: int = 1) -> None:

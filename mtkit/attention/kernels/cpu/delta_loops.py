@@ -1,0 +1,386 @@
+"""Loops of decayed sums under the gated delta rule: outputs, and all gradients, chunk by chunk, each head by itself.
+
+A chunk's products are small matrix products of BLAS, whose factors stay in the processor's first caches; PyTorch's
+batched products would pass through memory between any two operations. In a chunk, with the sums S before it, the sums L
+of the logarithms of the decays, E_ts = exp(L_t - L_s), M = E * K K^T below the diagonal and P = E * Q K^T,
+
+    Z = V - (e^L * K) S - M U     U = beta * Z     O = (e^L * Q) S + P U     S_after = e^L_c S + (e^(L_c - L) * K)^T U
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, exponential, part
+
+LOWEST, LEAST = np.float32(-1e4), -40.0
+"""Lowest logarithm of a decay, and the exponent below which a share is 0, as in `linear/_chunk_decays`."""
+
+
+@part
+def share(exponent: float) -> np.float32:
+    """Return exp(exponent) for exponents of at most 0."""
+    return exponential(np.float32(exponent)) if exponent > LEAST else np.float32(0)
+
+
+@part
+def dot(x: Floats, y: Floats, out: Floats) -> None:
+    """Write the product of matrices to out; BLAS is fastest if only the first one is transposed."""
+    np.dot(x, y, out)
+
+
+@part
+def load(x: Floats, b: int, h: int, first: int, step: int, rows: Floats) -> None:
+    """Copy the rows (c, K) of positions first, first + step, ... of x (B, T, H, K); zeros beyond its ends."""
+    for i in range(len(rows)):
+        t = first + i * step
+        row, real = rows[i], 0 <= t < x.shape[1]
+        read = x[b, t if real else 0, h]
+        for j in range(len(row)):
+            row[j] = read[j] if real else np.float32(0)
+
+
+@part
+def store(x: Floats, b: int, h: int, first: int, step: int, rows: Floats) -> None:
+    """Copy rows (c, K) to the positions of x (B, T, H, K) from which `load` takes them."""
+    for i in range(len(rows)):
+        t = first + i * step
+        if 0 <= t < x.shape[1]:
+            row, written = rows[i], x[b, t, h]
+            for j in range(len(row)):
+                written[j] = row[j]
+
+
+@part
+def scale(rows: Floats, factors: Floats, out: Floats) -> None:
+    """Write rows (c, K) times factors (c, n), n from 1: only the first column is read."""
+    for i in range(len(rows)):
+        factor = factors[i, 0]
+        for j in range(rows.shape[1]):
+            out[i, j] = factor * rows[i, j]
+
+
+@part
+def add_scaled(rows: Floats, factors: Floats, sign: np.float32, out: Floats) -> None:
+    """Add sign times rows (c, K) times factors (c, n)."""
+    for i in range(len(rows)):
+        factor = sign * factors[i, 0]
+        for j in range(rows.shape[1]):
+            out[i, j] += factor * rows[i, j]
+
+
+@part
+def transpose(x: Floats, out: Floats) -> None:
+    for j in range(x.shape[1]):
+        for i in range(x.shape[0]):
+            out[j, i] = x[i, j]
+
+
+@part
+def multiply(x: Floats, y: Floats, out: Floats) -> None:
+    """Write x * y, (c, c)."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[i, j] = x[i, j] * y[i, j]
+
+
+@part
+def add(x: Floats, out: Floats) -> None:
+    """Add x to out, matrices."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[i, j] += x[i, j]
+
+
+@part
+def add_dots(x: Floats, y: Floats, sign: np.float32, out: NDArray[np.float64]) -> None:
+    """Add sign times the products of rows of x and y, (c, K), to out (c,)."""
+    for i in range(len(x)):
+        total = np.float32(0)
+        for j in range(x.shape[1]):
+            total += x[i, j] * y[i, j]
+        out[i] += sign * total
+
+
+@part
+def dots(x: Floats, y: Floats) -> float:
+    """Return the sum of the products of two matrices' numbers."""
+    every = np.zeros(len(x), np.float64)
+    add_dots(x, y, np.float32(1), every)
+    total = 0.0
+    for i in range(len(x)):
+        total += every[i]
+    return total
+
+
+@part
+def subtract(factors: Floats, rows: Floats, out: Floats) -> None:
+    """Subtract factors (n,) times rows (n, V) from out (V,)."""
+    count = len(factors) // 4 * 4
+    for i in range(0, count, 4):  # several at a time: `out` is read and written less often
+        f1, f2, f3, f4 = factors[i], factors[i + 1], factors[i + 2], factors[i + 3]
+        one, two, three, four = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+        for j in range(len(out)):
+            out[j] -= f1 * one[j] + f2 * two[j] + f3 * three[j] + f4 * four[j]
+    for i in range(count, len(factors)):
+        factor, row = factors[i], rows[i]
+        for j in range(len(out)):
+            out[j] -= factor * row[j]
+
+
+@part
+def write_decays(
+    decay: Floats, exclusive: bool, reads: Floats, writes: Floats, below: Floats, shares: Floats
+) -> np.float32:
+    """Write e^L and e^(L_c - L), (c, 1), and E (c, c) below the diagonal, and as outputs read it; returns e^L_c."""
+    count = len(decay)
+    total = np.zeros(count, np.float64)
+    for t in range(count):
+        one = decay[t, 0]
+        total[t] = (total[t - 1] if t > 0 else 0.0) + (LOWEST if one < LOWEST else one)
+    for t in range(count):
+        reads[t, 0], writes[t, 0] = share(total[t]), share(total[count - 1] - total[t])
+        for s in range(t):
+            below[t, s] = share(total[t] - total[s])
+        below[t, t:] = 0
+        shares[t] = below[t]
+        shares[t, t] = 0 if exclusive else 1
+    return reads[count - 1, 0]
+
+
+@part
+def move(sums: Floats, kept: np.float32, added: Floats, sign: np.float32) -> None:
+    """Replace sums (K, V) by kept * sums + sign * added."""
+    for i in range(sums.shape[0]):
+        for j in range(sums.shape[1]):
+            sums[i, j] = kept * sums[i, j] + sign * added[i, j]
+
+
+@part
+def move_back(
+    q: Floats, k: Floats, reads: Floats, kept: np.float32, d_o: Floats, d_z: Floats, added: Floats, d_sums: Floats
+) -> None:
+    """Replace d_sums, the gradient of the sums after a chunk, by that of those before it; overwrites q and k."""
+    scale(q, reads, q)
+    dot(q.T, d_o, added)
+    move(d_sums, kept, added, np.float32(1))
+    scale(k, reads, k)
+    dot(k.T, d_z, added)
+    move(d_sums, np.float32(1), added, np.float32(-1))
+
+
+@part
+def solve(overlaps: Floats, beta: Floats, z: Floats, u: Floats) -> None:
+    """Replace z (c, V) by Z, the solution of Z + M (beta * Z) = z; u becomes beta * Z."""
+    for t in range(len(z)):
+        z_t, u_t, factor = z[t], u[t], beta[t, 0]
+        subtract(overlaps[t, :t], u[:t], z_t)
+        for j in range(len(z_t)):
+            u_t[j] = factor * z_t[j]
+
+
+@part
+def solve_transposed(overlaps: Floats, beta: Floats, z: Floats, d_u: Floats, d_z: Floats, d_beta: Floats) -> None:
+    """Write the gradients of Z and beta from d_u, the gradient of U by all but M U, which is added to it."""
+    for s in range(len(z) - 1, -1, -1):
+        du_s, dz_s, z_s, factor, total = d_u[s], d_z[s], z[s], beta[s, 0], np.float32(0)
+        subtract(overlaps[s + 1 :, s], d_z[s + 1 :], du_s)
+        for j in range(len(z_s)):
+            dz_s[j] = factor * du_s[j]
+            total += du_s[j] * z_s[j]
+        d_beta[s, 0] = total
+
+
+@part
+def write_d_keys(
+    q: Floats,
+    k: Floats,
+    ut: Floats,
+    d_o: Floats,
+    d_z: Floats,
+    sums: Floats,
+    reads: Floats,
+    below: Floats,
+    shares: Floats,
+    d_products: Floats,
+    some: Floats,
+    d_q: Floats,
+    asking: Floats,
+    answering: Floats,
+) -> None:
+    """Write the gradients of q and of k, as rows that ask and as keys that answer, but for what k adds to the sums."""
+    dot(d_o, ut, d_products)
+    multiply(d_products, shares, d_products)
+    dot(d_o, sums.T, d_q)
+    scale(d_q, reads, d_q)
+    dot(d_products, k, some)
+    add(some, d_q)
+    dot(d_products.T, q, answering)
+    dot(d_z, ut, d_products)  # of M, negative
+    multiply(d_products, below, d_products)
+    dot(d_products, k, asking)
+    dot(d_z, sums.T, some)
+    add_scaled(some, reads, np.float32(1), asking)
+    dot(d_products.T, k, some)
+    for i in range(len(k)):
+        for j in range(k.shape[1]):
+            asking[i, j] = -asking[i, j]
+            answering[i, j] -= some[i, j]
+
+
+@part
+def write_d_decay(
+    q: Floats, k: Floats, d_q: Floats, asking: Floats, answering: Floats, at_end: float, d_decay: Floats
+) -> None:
+    """Write the gradient (c, 1) of the decays: L has the gradient q dq + k dk of rows that ask, less k dk of keys.
+
+    at_end: what is added to the gradient of L_c.
+    """
+    d_total = np.zeros(len(q), np.float64)
+    add_dots(q, d_q, np.float32(1), d_total)
+    add_dots(k, asking, np.float32(1), d_total)
+    add_dots(k, answering, np.float32(-1), d_total)
+    for t in range(len(q) - 1, -1, -1):
+        at_end += d_total[t]
+        d_decay[t, 0] = at_end
+
+
+@compiled(
+    "boolean, int64, float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], "
+    "float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], int64, int64"
+)
+def write_reads(
+    way: bool,
+    chunk: int,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    decay: Floats,
+    beta: Floats,
+    z: Floats,
+    states: Floats,
+    out: Floats,
+    first: int,
+    last: int,
+) -> None:
+    """Write the outputs (B, T, H, V), Z, and the sums before each chunk, states (B H, chunks, K, V).
+
+    q and k are (B, T, H, K), v (B, T, H, V), decay and beta (B, T, H, 1). Only the streams `first` to
+    `last` - 1 of the B H.
+
+    way: sums run from the end, and outputs leave the own position out; chunks count from there too.
+    """
+    _, length, heads, width = k.shape
+    wide, step = v.shape[3], -1 if way else 1
+    by_key, by_value = np.empty((2, chunk, width), np.float32), np.empty((3, chunk, wide), np.float32)
+    by_place, squares = np.empty((4, chunk, 1), np.float32), np.empty((3, chunk, chunk), np.float32)
+    every, added = np.empty((heads, width, wide), np.float32), np.empty((width, wide), np.float32)
+    kt = np.empty((width, chunk), np.float32)
+    q_c, k_c, v_c, read, u = by_key[0], by_key[1], by_value[0], by_value[1], by_value[2]
+    g_c, b_c, reads, writes = by_place[0], by_place[1], by_place[2], by_place[3]
+    below, shares, products = squares[0], squares[1], squares[2]
+    for b in range(first // heads, -(-last // heads)):
+        every[:] = 0
+        for number in range(states.shape[1]):
+            begin = length - 1 - number * chunk if way else number * chunk
+            for h in range(max(first - b * heads, 0), min(last - b * heads, heads)):  # side by side in memory
+                sums = every[h]
+                states[b * heads + h, number] = sums
+                load(q, b, h, begin, step, q_c)
+                load(k, b, h, begin, step, k_c)
+                load(v, b, h, begin, step, v_c)
+                load(decay, b, h, begin, step, g_c)
+                load(beta, b, h, begin, step, b_c)
+                kept = write_decays(g_c, way, reads, writes, below, shares)
+                transpose(k_c, kt)
+                dot(k_c, kt, products)
+                multiply(products, below, below)  # M
+                dot(k_c, sums, read)
+                add_scaled(read, reads, np.float32(-1), v_c)
+                solve(below, b_c, v_c, u)
+                store(z, b, h, begin, step, v_c)
+                dot(q_c, kt, products)
+                multiply(products, shares, products)  # P
+                dot(q_c, sums, read)
+                scale(read, reads, read)
+                dot(products, u, v_c)
+                add(read, v_c)
+                store(out, b, h, begin, step, v_c)
+                scale(k_c, writes, k_c)
+                dot(k_c.T, u, added)
+                move(sums, kept, added, np.float32(1))
+
+
+@compiled(
+    "boolean, int64, float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], "
+    "float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], "
+    "float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], int64, int64"
+)
+def write_gradients(
+    way: bool,
+    chunk: int,
+    q: Floats,
+    k: Floats,
+    decay: Floats,
+    beta: Floats,
+    z: Floats,
+    states: Floats,
+    d_out: Floats,
+    d_q: Floats,
+    d_k: Floats,
+    d_v: Floats,
+    d_decay: Floats,
+    d_beta: Floats,
+    first: int,
+    last: int,
+) -> None:
+    """Write the gradients of q, k, v, decay and beta from d_out, the gradient of the outputs of `write_reads`."""
+    _, length, heads, width = k.shape
+    wide, step = z.shape[3], -1 if way else 1
+    by_key, by_value = np.empty((6, chunk, width), np.float32), np.empty((5, chunk, wide), np.float32)
+    by_place, squares = np.empty((5, chunk, 1), np.float32), np.empty((5, chunk, chunk), np.float32)
+    every, added = np.empty((heads, width, wide), np.float32), np.empty((width, wide), np.float32)
+    kt, ut = np.empty((width, chunk), np.float32), np.empty((wide, chunk), np.float32)
+    q_c, k_c, dq_c, asking, answering, some = by_key[0], by_key[1], by_key[2], by_key[3], by_key[4], by_key[5]
+    z_c, u, d_o, d_z, d_u = by_value[0], by_value[1], by_value[2], by_value[3], by_value[4]
+    g_c, b_c, reads, writes, db_c = by_place[0], by_place[1], by_place[2], by_place[3], by_place[4]
+    below, shares, products, overlaps, d_products = squares[0], squares[1], squares[2], squares[3], squares[4]
+    for b in range(first // heads, -(-last // heads)):
+        every[:] = 0
+        for number in range(states.shape[1] - 1, -1, -1):
+            begin = length - 1 - number * chunk if way else number * chunk
+            for h in range(max(first - b * heads, 0), min(last - b * heads, heads)):
+                sums, d_sums = states[b * heads + h, number], every[h]
+                load(q, b, h, begin, step, q_c)
+                load(k, b, h, begin, step, k_c)
+                load(z, b, h, begin, step, z_c)
+                load(d_out, b, h, begin, step, d_o)
+                load(decay, b, h, begin, step, g_c)
+                load(beta, b, h, begin, step, b_c)
+                kept = write_decays(g_c, way, reads, writes, below, shares)
+                scale(z_c, b_c, u)
+                transpose(k_c, kt)
+                transpose(u, ut)
+                dot(k_c, kt, overlaps)
+                multiply(overlaps, below, overlaps)  # M
+                dot(q_c, kt, products)
+                multiply(products, shares, products)  # P
+                dot(k_c, d_sums, d_u)
+                scale(d_u, writes, d_u)
+                dot(products.T, d_o, d_z)
+                add(d_z, d_u)
+                solve_transposed(overlaps, b_c, z_c, d_u, d_z, db_c)
+                store(d_v, b, h, begin, step, d_z)
+                store(d_beta, b, h, begin, step, db_c)
+                write_d_keys(
+                    q_c, k_c, ut, d_o, d_z, sums, reads, below, shares, d_products, some, dq_c, asking, answering
+                )
+                dot(u, d_sums.T, some)
+                scale(some, writes, some)
+                add(some, answering)
+                at_end = dots(k_c, some) + float(kept) * dots(sums, d_sums)
+                write_d_decay(q_c, k_c, dq_c, asking, answering, at_end, g_c)
+                store(d_decay, b, h, begin, step, g_c)
+                store(d_q, b, h, begin, step, dq_c)
+                add(answering, asking)
+                store(d_k, b, h, begin, step, asking)
+                move_back(q_c, k_c, reads, kept, d_o, d_z, added, d_sums)

@@ -1,0 +1,66 @@
+"""Decayed sums under the delta rule by compiled loops: float32 on the CPU, with one decay for each head.
+
+The loops need SciPy, whose BLAS numba calls. It is no dependency, because numba imports it with every command.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mtkit.attention.kernels.cpu.threads import in_ranges, loops_take
+
+LARGEST = 1 << 18
+"""Multiplications of one product up to which BLAS starts no threads of its own."""
+
+
+def loops_correct(chunk: int, k: Tensor, v: Tensor, decay: Tensor, *others: Tensor) -> bool:
+    """Return whether the loops compute with these terms (B, H, T, ...)."""
+    small = min(chunk, k.shape[2]) * k.shape[3] * v.shape[3] <= LARGEST and k.numel() > 0 and v.numel() > 0
+    return small and decay.shape[3] == 1 and loops_take(k, v, decay, *others) and _has_scipy()
+
+
+@cache
+def _has_scipy() -> bool:
+    return find_spec("scipy") is not None
+
+
+class LoopedSums(torch.autograd.Function):
+    """The outputs (B, H, T, V) of `corrected_reads`."""
+
+    @staticmethod
+    def forward(ctx: Any, way: bool, chunk: int, *terms: Tensor) -> Tensor:
+        from mtkit.attention.kernels.cpu.delta_loops import write_reads
+
+        q, k, v, decay, beta = (_by_token(x) for x in terms)
+        batch, length, heads, width = k.shape
+        chunk = min(chunk, length)
+        ctx.how = way, chunk
+        z, outputs = torch.empty_like(v), torch.empty_like(v)
+        states = k.new_empty(batch * heads, -(-length // chunk), width, v.shape[3])
+        _run(write_reads, ctx.how, [q, k, v, decay, beta, z, states, outputs], batch * heads)
+        ctx.save_for_backward(q, k, decay, beta, z, states)
+        return outputs.transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        from mtkit.attention.kernels.cpu.delta_loops import write_gradients
+
+        q, k, decay, beta, z, states = ctx.saved_tensors
+        gradients = [torch.empty_like(x) for x in (q, k, z, decay, beta)]
+        _run(write_gradients, ctx.how, [q, k, decay, beta, z, states, _by_token(d_outputs), *gradients], len(states))
+        return None, None, *(x.transpose(1, 2) for x in gradients)
+
+
+def _by_token(x: Tensor) -> Tensor:
+    """Return x (B, H, T, X) as (B, T, H, X), one after the other in memory."""
+    return x.detach().transpose(1, 2).contiguous()
+
+
+def _run(loop: Callable[..., None], how: tuple[bool, int], tensors: list[Tensor], streams: int) -> None:
+    in_ranges(partial(loop, *how, *(x.numpy() for x in tensors)), streams)
