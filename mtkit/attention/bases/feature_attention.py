@@ -128,7 +128,7 @@ class FeatureAttention(HeadAttention):
         """Sums over no tokens; in the cross role those over the source, shared by all hypotheses."""
         batch_size, memory, hypotheses = inputs.batch_size, inputs.memory, inputs.hypotheses
         if memory is not None:
-            shared = {"sums": sums_of(*self._keys(memory, inputs.memory_valid))}
+            shared: State = {"sums": sums_of(*self._keys(memory, inputs.memory_valid))}
             shared |= {"keys": _counts(memory, inputs.memory_valid)} if self.per_key else {}
             return {"shared": shared, "count": 0}, None
         p, (features, scaled) = self.projection, self.state_features

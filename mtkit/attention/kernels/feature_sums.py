@@ -147,17 +147,27 @@ def attend_causal(
     return heads.unflatten(0, (-1, groups)).flatten(1, 2).type_as(v)
 
 
-def sums_of(phi_k: Tensor | Keys, v: Tensor) -> Tensor:
-    """The sums (B, G, M, V + 1) over all keys, in float32 at least; relative to the largest scale, if there is one."""
+def sums_of(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, ...]:
+    """The sums (B, G, M, V + 1) over all keys, in float32 at least; relative to the largest scale, if there is one.
+
+    If features (B, G, S, M) and values (B, G, S, V + 1) are fewer numbers than the sums, these two, transposed features
+    first: their product is the sums.
+    """
     with torch.autocast(v.device.type, enabled=False):
         features, v1 = _summands(phi_k, v)
-        return features.mT @ v1
+        (keys, width), values = features.shape[-2:], v1.shape[-1]
+        return (features.mT, v1) if keys * (width + values) < width * values else (features.mT @ v1,)
 
 
-def read(phi_q: Tensor, sums: Tensor, *, eps: float = 0.0, floor: float | Tensor = 0.0, like: Tensor) -> Tensor:
-    """The outputs (B, H, T, V) of queries phi_q (B, H, T, M) from sums (B, G, M, V + 1), in the type of `like`."""
+def read(
+    phi_q: Tensor, sums: Sequence[Tensor], *, eps: float = 0.0, floor: float | Tensor = 0.0, like: Tensor
+) -> Tensor:
+    """The outputs (B, H, T, V) of queries phi_q (B, H, T, M) from the result of `sums_of`, in the type of `like`."""
     with torch.autocast(like.device.type, enabled=False):
-        return _outputs(_by_group(phi_q, sums.shape[1]) @ sums, phi_q, eps, floor).type_as(like)
+        total = _by_group(phi_q, sums[0].shape[1])
+        for factor in sums:
+            total = total @ factor
+        return _outputs(total, phi_q, eps, floor).type_as(like)
 
 
 def masked(keys: Keys, valid: Tensor | None = None) -> Keys:

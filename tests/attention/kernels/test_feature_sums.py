@@ -18,6 +18,8 @@ from mtkit.attention.kernels.feature_sums import (
     attend_parts,
     elu1,
     masked,
+    read,
+    sums_of,
 )
 from tests.contract.counting import saved_tensors
 
@@ -58,6 +60,17 @@ def test_chunks_are_the_triangle_of_similarities(length: int) -> None:
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 37])
 def test_similarities_of_few_keys_and_sums_of_many_are_one_equation(length: int) -> None:
     agree(lambda *x: attend_all(*x, eps=EPS), lambda *x: written_out(*x, causal=False), features(length))
+
+
+@pytest.mark.parametrize(("keys", "values"), [(4, 4), (2, 2), (1, 4)])
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_few_rows_are_read_as_sums_of_many_are(length: int, keys: int, values: int) -> None:
+    phi_q, phi_k, v = (x.detach() for x in features(length, keys=keys, values=values))
+    scale = 3 * torch.randn(*phi_k.shape[:3], 1, dtype=torch.float64)
+    held = sums_of(Keys(phi_k, scale), v)
+    assert len(held) == (2 if length * (3 + 6) < 3 * 6 else 1)
+    expected = written_out(phi_q, phi_k * scale.exp() * 1e9, v, causal=False)  # beside which EPS is nothing
+    torch.testing.assert_close(read(phi_q, held, like=v), expected)
 
 
 @pytest.mark.parametrize("length", [3, 9])

@@ -44,8 +44,12 @@ def test_forward_is_the_equation_written_out(role: str, feature_map: str, projec
 
 def test_the_state_of_the_source_does_not_grow_with_it() -> None:
     cross = make("cross")
-    sizes = [cross.start(2, torch.randn(2, length, 32))[0]["shared"]["sums"].shape for length in (5, 500)]
-    assert sizes[0] == sizes[1]
+    shapes = {
+        length: [tuple(x.shape) for x in cross.start(2, torch.randn(2, length, 32))[0]["shared"]["sums"]]
+        for length in (4, 5, 500)
+    }
+    assert shapes[5] == shapes[500] == [(2, 4, 8, 9)]
+    assert shapes[4] == [(2, 4, 8, 4), (2, 4, 4, 9)], "of a short one, features and values are fewer numbers"
 
 
 def test_dropout_acts_on_the_heads_outputs() -> None:
