@@ -84,8 +84,12 @@ class HeadDecays(_Decays):
         """(n or fewer, c, c) shares of keys in rows, of all ways."""
         every: list[Tensor] = []
         for total, way in zip(self.totals, self.ways, strict=True):
-            exponents = total - total.mT
-            shares = exponents.exp_() if total.dtype == self.dtype else _exp(exponents.to(self.dtype))
+            if total.dtype == self.dtype:
+                shares = (total - total.mT).exp_()
+            else:  # differences of both halves of the digits are as exact as those in float64, in half the time
+                high = total.to(self.dtype)
+                low = (total - high).to(self.dtype)
+                shares = _exp((high - high.mT).add_(low).sub_(low.mT))
             every.append(_triangle(shares, way))
         return every[0] if len(every) == 1 else every[0].add_(every[1])
 

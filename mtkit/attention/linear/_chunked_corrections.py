@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from mtkit.attention.linear._chunk_decays import ChannelDecays, HeadDecays, Read
 from mtkit.attention.linear._chunked_sums import Layout, Part, d_decay_of
-from mtkit.attention.linear._looped_corrections import LoopedSums, loops_correct
+from mtkit.attention.linear._looped_sums import LoopedSums, loops_sum
 
 TINY = 1e-30
 """Least beta in a quotient. A sigmoid's gradient is 0 if beta is lower, so the quotient does not matter there."""
@@ -30,7 +30,7 @@ def corrected_reads(way: bool, chunk: int, q: Tensor, k: Tensor, v: Tensor, deca
 
     Differentiable once.
     """
-    function = LoopedSums if loops_correct(chunk, k, v, decay, q, beta) else _CorrectedSums
+    function = LoopedSums if loops_sum(chunk, k, v, decay, q, beta) else _CorrectedSums
     reads: Tensor = function.apply(way, chunk, q, k, v, decay, beta)  # type: ignore[no-untyped-call]
     return reads
 

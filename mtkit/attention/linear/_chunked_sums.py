@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.linear._chunk_decays import ChannelDecays, HeadDecays, Ways, sums_of
 from mtkit.attention.linear._chunk_rules import Added, Decays, Rows
+from mtkit.attention.linear._looped_sums import LoopedSums, loops_sum
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 19}
 """Numbers of keys worked on at a time, by kind of device; 2^26 on others."""
@@ -83,7 +84,11 @@ def decayed_reads(ways: Ways, chunk: int, q: Tensor, k: Tensor, v: Tensor, decay
 
     Differentiable once.
     """
-    reads: Tensor = _DecayedSums.apply(ways, chunk, True, q, k, v, decay)  # type: ignore[no-untyped-call]
+    reads: Tensor
+    if len(ways) == 1 and loops_sum(chunk, k, v, decay, q):
+        reads = LoopedSums.apply(ways[0], chunk, q, k, v, decay)  # type: ignore[no-untyped-call]
+    else:
+        reads = _DecayedSums.apply(ways, chunk, True, q, k, v, decay)  # type: ignore[no-untyped-call]
     return reads
 
 

@@ -9,9 +9,9 @@ In a chunk, let L_t be the sum of log A up to t, and E_ts = exp(L_t - L_s) for s
 
 and the corrections solve (I + beta * E * K K^T, below the diagonal) U = beta (V - (e^L * K) S) (Yang et al. 2024, arXiv
 2312.06635, section 4, and 2412.06464, section 3). `_chunked_sums` adds values, by the equations of `_chunk_rules`, and
-`_chunked_corrections` corrections; `_chunk_decays` has E. Where a decay is strong, e^(-L) overflows: products of
-channels are then formed between the halves of blocks of 2, 4, 8 ... positions, with both decays measured from the
-border of the halves, so that no exponent is above 0.
+`_chunked_corrections` corrections; `_looped_sums` does both by compiled loops on the CPU. `_chunk_decays` has E. Where
+a decay is strong, e^(-L) overflows: products of channels are then formed between the halves of blocks of 2, 4, 8 ...
+positions, with both decays measured from the border of the halves, so that no exponent is above 0.
 """
 
 from typing import NamedTuple

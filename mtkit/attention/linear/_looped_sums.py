@@ -1,4 +1,4 @@
-"""Decayed sums under the delta rule by compiled loops: float32 on the CPU, with one decay for each head.
+"""Decayed sums, also under the delta rule, by compiled loops: float32 on the CPU, with one decay for each head.
 
 The loops need SciPy, whose BLAS numba calls. It is no dependency, because numba imports it with every command.
 """
@@ -18,7 +18,7 @@ LARGEST = 1 << 18
 """Multiplications of one product up to which BLAS starts no threads of its own."""
 
 
-def loops_correct(chunk: int, k: Tensor, v: Tensor, decay: Tensor, *others: Tensor) -> bool:
+def loops_sum(chunk: int, k: Tensor, v: Tensor, decay: Tensor, *others: Tensor) -> bool:
     """Return whether the loops compute with these terms (B, H, T, ...)."""
     small = min(chunk, k.shape[2]) * k.shape[3] * v.shape[3] <= LARGEST and k.numel() > 0 and v.numel() > 0
     return small and decay.shape[3] == 1 and loops_take(k, v, decay, *others) and _has_scipy()
@@ -30,17 +30,19 @@ def _has_scipy() -> bool:
 
 
 class LoopedSums(torch.autograd.Function):
-    """The outputs (B, H, T, V) of `corrected_reads`."""
+    """The outputs (B, H, T, V) of `corrected_reads`, or of `decayed_reads` in one way."""
 
     @staticmethod
     def forward(ctx: Any, way: bool, chunk: int, *terms: Tensor) -> Tensor:
-        from mtkit.attention.kernels.cpu.delta_loops import write_reads
+        from mtkit.attention.kernels.cpu.decay_loops import write_reads
 
-        q, k, v, decay, beta = (_by_token(x) for x in terms)
+        """Return the outputs of q, k, v, decay and, if values are corrected, beta."""
+        q, k, v, decay, *others = (_by_token(x) for x in terms)
+        beta = others[0] if others else decay[..., :0].contiguous()
         batch, length, heads, width = k.shape
         chunk = min(chunk, length)
         ctx.how = way, chunk
-        z, outputs = torch.empty_like(v), torch.empty_like(v)
+        z, outputs = torch.empty_like(v) if others else v, torch.empty_like(v)
         states = k.new_empty(batch * heads, -(-length // chunk), width, v.shape[3])
         _run(write_reads, ctx.how, [q, k, v, decay, beta, z, states, outputs], batch * heads)
         ctx.save_for_backward(q, k, decay, beta, z, states)
@@ -49,12 +51,13 @@ class LoopedSums(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        from mtkit.attention.kernels.cpu.delta_loops import write_gradients
+        from mtkit.attention.kernels.cpu.decay_loops import write_gradients
 
         q, k, decay, beta, z, states = ctx.saved_tensors
         gradients = [torch.empty_like(x) for x in (q, k, z, decay, beta)]
         _run(write_gradients, ctx.how, [q, k, decay, beta, z, states, _by_token(d_outputs), *gradients], len(states))
-        return None, None, *(x.transpose(1, 2) for x in gradients)
+        several = 5 if beta.numel() else 4
+        return None, None, *(x.transpose(1, 2) for x in gradients[:several])
 
 
 def _by_token(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Loops of decayed sums under the gated delta rule: outputs, and all gradients, chunk by chunk, each head by itself.
+"""Loops of decayed sums, also under the delta rule: outputs, and all gradients, chunk by chunk, each head by itself.
 
 A chunk's products are small matrix products of BLAS, whose factors stay in the processor's first caches; PyTorch's
 batched products would pass through memory between any two operations. In a chunk, with the sums S before it, the sums L
@@ -84,6 +84,14 @@ def multiply(x: Floats, y: Floats, out: Floats) -> None:
 
 
 @part
+def subtract_all(x: Floats, out: Floats) -> None:
+    """Subtract x from out, matrices."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[i, j] -= x[i, j]
+
+
+@part
 def add(x: Floats, out: Floats) -> None:
     """Add x to out, matrices."""
     for i in range(x.shape[0]):
@@ -148,24 +156,12 @@ def write_decays(
 
 
 @part
-def move(sums: Floats, kept: np.float32, added: Floats, sign: np.float32) -> None:
-    """Replace sums (K, V) by kept * sums + sign * added."""
+def add_product(x: Floats, y: Floats, added: Floats, kept: np.float32, sign: np.float32, sums: Floats) -> None:
+    """Replace sums (K, V) by kept * sums + sign * x^T y; x^T y is written to `added`."""
+    dot(x.T, y, added)
     for i in range(sums.shape[0]):
         for j in range(sums.shape[1]):
             sums[i, j] = kept * sums[i, j] + sign * added[i, j]
-
-
-@part
-def move_back(
-    q: Floats, k: Floats, reads: Floats, kept: np.float32, d_o: Floats, d_z: Floats, added: Floats, d_sums: Floats
-) -> None:
-    """Replace d_sums, the gradient of the sums after a chunk, by that of those before it; overwrites q and k."""
-    scale(q, reads, q)
-    dot(q.T, d_o, added)
-    move(d_sums, kept, added, np.float32(1))
-    scale(k, reads, k)
-    dot(k.T, d_z, added)
-    move(d_sums, np.float32(1), added, np.float32(-1))
 
 
 @part
@@ -191,40 +187,81 @@ def solve_transposed(overlaps: Floats, beta: Floats, z: Floats, d_u: Floats, d_z
 
 
 @part
-def write_d_keys(
+def write_d_written(
+    q: Floats,
+    k: Floats,
+    kt: Floats,
+    d_o: Floats,
+    d_sums: Floats,
+    writes: Floats,
+    shares: Floats,
+    products: Floats,
+    some: Floats,
+    d_u: Floats,
+) -> None:
+    """Write the gradient of U by the outputs and by the sums after the chunk."""
+    dot(q, kt, products)
+    multiply(products, shares, products)  # P
+    dot(products.T, d_o, d_u)
+    dot(k, d_sums, some)
+    add_scaled(some, writes, np.float32(1), d_u)
+
+
+@part
+def add_d_writes(k: Floats, u: Floats, d_sums: Floats, writes: Floats, some: Floats, d_k: Floats) -> float:
+    """Add the gradient of k by the sums after the chunk; returns that of the logarithms of all its writes together."""
+    dot(u, d_sums.T, some)
+    scale(some, writes, some)
+    add(some, d_k)
+    return dots(k, some)
+
+
+@part
+def write_d_reads(
     q: Floats,
     k: Floats,
     ut: Floats,
     d_o: Floats,
-    d_z: Floats,
     sums: Floats,
     reads: Floats,
-    below: Floats,
     shares: Floats,
     d_products: Floats,
     some: Floats,
     d_q: Floats,
-    asking: Floats,
-    answering: Floats,
+    d_k: Floats,
 ) -> None:
-    """Write the gradients of q and of k, as rows that ask and as keys that answer, but for what k adds to the sums."""
+    """Write the gradients of q and k by what the rows read, from u transposed (V, c) and d_o (c, V)."""
     dot(d_o, ut, d_products)
     multiply(d_products, shares, d_products)
     dot(d_o, sums.T, d_q)
     scale(d_q, reads, d_q)
     dot(d_products, k, some)
     add(some, d_q)
-    dot(d_products.T, q, answering)
-    dot(d_z, ut, d_products)  # of M, negative
-    multiply(d_products, below, d_products)
-    dot(d_products, k, asking)
+    dot(d_products.T, q, d_k)
+
+
+@part
+def write_d_overlaps(
+    k: Floats,
+    ut: Floats,
+    d_z: Floats,
+    sums: Floats,
+    reads: Floats,
+    below: Floats,
+    d_overlaps: Floats,
+    some: Floats,
+    asking: Floats,
+    answering: Floats,
+) -> None:
+    """Subtract the gradients of k by the corrections from `asking`, as rows, and `answering`, as keys."""
+    dot(d_z, ut, d_overlaps)
+    multiply(d_overlaps, below, d_overlaps)
+    dot(d_overlaps, k, some)
+    subtract_all(some, asking)
+    dot(d_overlaps.T, k, some)
+    subtract_all(some, answering)
     dot(d_z, sums.T, some)
-    add_scaled(some, reads, np.float32(1), asking)
-    dot(d_products.T, k, some)
-    for i in range(len(k)):
-        for j in range(k.shape[1]):
-            asking[i, j] = -asking[i, j]
-            answering[i, j] -= some[i, j]
+    add_scaled(some, reads, np.float32(-1), asking)
 
 
 @part
@@ -264,6 +301,8 @@ def write_reads(
 ) -> None:
     """Write the outputs (B, T, H, V), Z, and the sums before each chunk, states (B H, chunks, K, V).
 
+    Without beta, (B, T, H, 0), values are added, not corrected: U is V, and Z is not written.
+
     q and k are (B, T, H, K), v (B, T, H, V), decay and beta (B, T, H, 1). Only the streams `first` to
     `last` - 1 of the B H.
 
@@ -271,11 +310,13 @@ def write_reads(
     """
     _, length, heads, width = k.shape
     wide, step = v.shape[3], -1 if way else 1
-    by_key, by_value = np.empty((2, chunk, width), np.float32), np.empty((3, chunk, wide), np.float32)
+    by_key, by_value = np.empty((2, chunk, width), np.float32), np.empty((4, chunk, wide), np.float32)
     by_place, squares = np.empty((4, chunk, 1), np.float32), np.empty((3, chunk, chunk), np.float32)
     every, added = np.empty((heads, width, wide), np.float32), np.empty((width, wide), np.float32)
     kt = np.empty((width, chunk), np.float32)
-    q_c, k_c, v_c, read, u = by_key[0], by_key[1], by_value[0], by_value[1], by_value[2]
+    q_c, k_c, v_c, read, o_c = by_key[0], by_key[1], by_value[0], by_value[1], by_value[2]
+    corrects = beta.shape[3] > 0
+    u = by_value[3] if corrects else v_c
     g_c, b_c, reads, writes = by_place[0], by_place[1], by_place[2], by_place[3]
     below, shares, products = squares[0], squares[1], squares[2]
     for b in range(first // heads, -(-last // heads)):
@@ -289,25 +330,25 @@ def write_reads(
                 load(k, b, h, begin, step, k_c)
                 load(v, b, h, begin, step, v_c)
                 load(decay, b, h, begin, step, g_c)
-                load(beta, b, h, begin, step, b_c)
                 kept = write_decays(g_c, way, reads, writes, below, shares)
                 transpose(k_c, kt)
-                dot(k_c, kt, products)
-                multiply(products, below, below)  # M
-                dot(k_c, sums, read)
-                add_scaled(read, reads, np.float32(-1), v_c)
-                solve(below, b_c, v_c, u)
-                store(z, b, h, begin, step, v_c)
+                if corrects:
+                    load(beta, b, h, begin, step, b_c)
+                    dot(k_c, kt, products)
+                    multiply(products, below, below)  # M
+                    dot(k_c, sums, read)
+                    add_scaled(read, reads, np.float32(-1), v_c)
+                    solve(below, b_c, v_c, u)
+                    store(z, b, h, begin, step, v_c)
                 dot(q_c, kt, products)
                 multiply(products, shares, products)  # P
                 dot(q_c, sums, read)
                 scale(read, reads, read)
-                dot(products, u, v_c)
-                add(read, v_c)
-                store(out, b, h, begin, step, v_c)
+                dot(products, u, o_c)
+                add(read, o_c)
+                store(out, b, h, begin, step, o_c)
                 scale(k_c, writes, k_c)
-                dot(k_c.T, u, added)
-                move(sums, kept, added, np.float32(1))
+                add_product(k_c, u, added, kept, np.float32(1), sums)
 
 
 @compiled(
@@ -333,15 +374,20 @@ def write_gradients(
     first: int,
     last: int,
 ) -> None:
-    """Write the gradients of q, k, v, decay and beta from d_out, the gradient of the outputs of `write_reads`."""
+    """Write the gradients of q, k, v, decay and beta from d_out, the gradient of the outputs of `write_reads`.
+
+    Without beta, z holds the values.
+    """
     _, length, heads, width = k.shape
     wide, step = z.shape[3], -1 if way else 1
-    by_key, by_value = np.empty((6, chunk, width), np.float32), np.empty((5, chunk, wide), np.float32)
+    by_key, by_value = np.empty((6, chunk, width), np.float32), np.empty((6, chunk, wide), np.float32)
     by_place, squares = np.empty((5, chunk, 1), np.float32), np.empty((5, chunk, chunk), np.float32)
     every, added = np.empty((heads, width, wide), np.float32), np.empty((width, wide), np.float32)
     kt, ut = np.empty((width, chunk), np.float32), np.empty((wide, chunk), np.float32)
     q_c, k_c, dq_c, asking, answering, some = by_key[0], by_key[1], by_key[2], by_key[3], by_key[4], by_key[5]
-    z_c, u, d_o, d_z, d_u = by_value[0], by_value[1], by_value[2], by_value[3], by_value[4]
+    corrects = beta.shape[3] > 0
+    z_c, d_o, d_u, d_read = by_value[0], by_value[1], by_value[2], by_value[5]
+    u, d_z = (by_value[3], by_value[4]) if corrects else (z_c, d_u)
     g_c, b_c, reads, writes, db_c = by_place[0], by_place[1], by_place[2], by_place[3], by_place[4]
     below, shares, products, overlaps, d_products = squares[0], squares[1], squares[2], squares[3], squares[4]
     for b in range(first // heads, -(-last // heads)):
@@ -355,32 +401,31 @@ def write_gradients(
                 load(z, b, h, begin, step, z_c)
                 load(d_out, b, h, begin, step, d_o)
                 load(decay, b, h, begin, step, g_c)
-                load(beta, b, h, begin, step, b_c)
                 kept = write_decays(g_c, way, reads, writes, below, shares)
-                scale(z_c, b_c, u)
                 transpose(k_c, kt)
-                transpose(u, ut)
-                dot(k_c, kt, overlaps)
-                multiply(overlaps, below, overlaps)  # M
-                dot(q_c, kt, products)
-                multiply(products, shares, products)  # P
-                dot(k_c, d_sums, d_u)
-                scale(d_u, writes, d_u)
-                dot(products.T, d_o, d_z)
-                add(d_z, d_u)
-                solve_transposed(overlaps, b_c, z_c, d_u, d_z, db_c)
+                write_d_written(q_c, k_c, kt, d_o, d_sums, writes, shares, products, d_read, d_u)
+                if corrects:
+                    load(beta, b, h, begin, step, b_c)
+                    scale(z_c, b_c, u)
+                    dot(k_c, kt, overlaps)
+                    multiply(overlaps, below, overlaps)  # M
+                    solve_transposed(overlaps, b_c, z_c, d_u, d_z, db_c)
+                    store(d_beta, b, h, begin, step, db_c)
                 store(d_v, b, h, begin, step, d_z)
-                store(d_beta, b, h, begin, step, db_c)
-                write_d_keys(
-                    q_c, k_c, ut, d_o, d_z, sums, reads, below, shares, d_products, some, dq_c, asking, answering
-                )
-                dot(u, d_sums.T, some)
-                scale(some, writes, some)
-                add(some, answering)
-                at_end = dots(k_c, some) + float(kept) * dots(sums, d_sums)
+                transpose(u, ut)
+                write_d_reads(q_c, k_c, ut, d_o, sums, reads, shares, d_products, some, dq_c, answering)
+                asking[:] = 0
+                if corrects:
+                    write_d_overlaps(k_c, ut, d_z, sums, reads, below, d_products, some, asking, answering)
+                at_end = float(kept) * dots(sums, d_sums)
+                at_end += add_d_writes(k_c, u, d_sums, writes, some, answering)
                 write_d_decay(q_c, k_c, dq_c, asking, answering, at_end, g_c)
                 store(d_decay, b, h, begin, step, g_c)
                 store(d_q, b, h, begin, step, dq_c)
                 add(answering, asking)
                 store(d_k, b, h, begin, step, asking)
-                move_back(q_c, k_c, reads, kept, d_o, d_z, added, d_sums)
+                scale(q_c, reads, q_c)
+                add_product(q_c, d_o, added, kept, np.float32(1), d_sums)
+                if corrects:
+                    scale(k_c, reads, k_c)
+                    add_product(k_c, d_z, added, np.float32(1), np.float32(-1), d_sums)

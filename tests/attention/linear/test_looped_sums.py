@@ -1,12 +1,13 @@
-"""Compiled loops of the delta rule, in float32, against the recurrence in float64."""
+"""Compiled loops of decayed sums and of the delta rule, in float32, against the recurrence in float64."""
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.linear import _looped_corrections
+from mtkit.attention.linear import _looped_sums
 from mtkit.attention.linear._chunked_corrections import corrected_reads
+from mtkit.attention.linear._chunked_sums import decayed_reads
 from mtkit.attention.linear._decayed_sums import Terms, read_literally
 from mtkit.training.flops import flops_of
 
@@ -27,14 +28,16 @@ def literal(way: bool, terms: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize("strength", [0.0, 1e-2, 1.0, 60.0])
 @pytest.mark.parametrize(("length", "chunk"), [(1, 32), (7, 3), (32, 8), (45, 32), (45, 64)])
 @pytest.mark.parametrize("threads", [1, 2, 9])
+@pytest.mark.parametrize("delta", [False, True])
 def test_outputs_and_gradients_are_those_of_the_recurrence(
-    way: bool, strength: float, length: int, chunk: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    way: bool, strength: float, length: int, chunk: int, threads: int, delta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    terms = [x.requires_grad_() for x in drawn(length, strength)]
+    terms = [x.requires_grad_() for x in drawn(length, strength)][: 5 if delta else 4]
     exact = [x.detach().double().requires_grad_() for x in terms]
-    assert _looped_corrections.loops_correct(chunk, *terms[1:], terms[0])
-    found, wanted = corrected_reads(way, chunk, *terms), literal(way, exact)
+    assert _looped_sums.loops_sum(chunk, *terms[1:], terms[0])
+    found = corrected_reads(way, chunk, *terms) if delta else decayed_reads((way,), chunk, *terms)
+    wanted = literal(way, exact)
     torch.testing.assert_close(found.double(), wanted, rtol=2e-5, atol=2e-5)
     d_outputs = torch.randn_like(found)
     gradients = torch.autograd.grad(found, terms, d_outputs)
@@ -59,5 +62,5 @@ def test_a_damaged_segment_does_not_reach_another() -> None:
 def test_counted_operations_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = drawn(20)
     counted = flops_of(lambda: corrected_reads(False, 8, *terms))
-    monkeypatch.setattr(_looped_corrections, "loops_take", lambda *_: False)
+    monkeypatch.setattr(_looped_sums, "loops_take", lambda *_: False)
     assert counted == flops_of(lambda: corrected_reads(False, 8, *terms)) > 0
