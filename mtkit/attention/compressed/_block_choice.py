@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.compressed._looped_choice import How, looped_choice, loops_choose
 from mtkit.attention.compressed._spans import Spans
 from mtkit.attention.kernels.chosen_blocks import FORCED, best_blocks
 from mtkit.attention.kernels.dot_product import upcast
@@ -108,6 +109,21 @@ def attend_and_choose(
         best = choice.best(importance.unsqueeze(1), position, here)[:, 0]
         chosen[streams, some] = best.masked_fill_(best == few, blocks)
 
+    if not dropout and loops_choose(q, k, v):
+
+        def select_by(first: int, importance: Tensor) -> None:
+            """Select for the queries from `first` on from the importance (s, queries, blocks)."""
+            some = slice(first, first + importance.shape[1])
+            position = torch.arange(some.start, some.stop).unsqueeze(-1) if self_role else None
+            chosen[:, some] = choice.best(importance.unsqueeze(1), position, lengths)[:, 0]
+
+        size, stride = choice.spans.size, choice.spans.stride
+        seen = torch.full((batch * groups,), choice.spans.closed(length))
+        if lengths is not None and not choice.causal:
+            seen = (lengths - size).div(stride, rounding_mode="floor").add(1).clamp(min=0)
+        sizes = size, stride if choice.causal else 0, choice.size // stride, size // stride
+        how = How(sizes, scale, blocks, seen, select_by)
+        return looped_choice(how, q, *(x.flatten(0, 1) for x in (k, v))), chosen.unflatten(0, (batch, groups))
     count, hidden = choice.padded(blocks), None
     k, v = (F.pad(x, (0, 0, 0, count - x.shape[2])) for x in (k, v))
     if lengths is not None and not choice.causal:

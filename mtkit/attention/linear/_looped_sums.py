@@ -1,18 +1,14 @@
-"""Decayed sums, also under the delta rule, by compiled loops: float32 on the CPU, with one decay for each head.
-
-The loops need SciPy, whose BLAS numba calls. It is no dependency, because numba imports it with every command.
-"""
+"""Decayed sums, also under the delta rule, by compiled loops: float32 on the CPU, with one decay for each head."""
 
 from collections.abc import Callable
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtkit.attention.kernels.cpu.threads import in_ranges, loops_take
+from mtkit.attention.kernels.cpu.threads import has_blas, in_ranges, loops_take
 
 LARGEST = 1 << 18
 """Multiplications of one product up to which BLAS starts no threads of its own."""
@@ -21,12 +17,7 @@ LARGEST = 1 << 18
 def loops_sum(chunk: int, k: Tensor, v: Tensor, decay: Tensor, *others: Tensor) -> bool:
     """Return whether the loops compute with these terms (B, H, T, ...)."""
     small = min(chunk, k.shape[2]) * k.shape[3] * v.shape[3] <= LARGEST and k.numel() > 0 and v.numel() > 0
-    return small and decay.shape[3] == 1 and loops_take(k, v, decay, *others) and _has_scipy()
-
-
-@cache
-def _has_scipy() -> bool:
-    return find_spec("scipy") is not None
+    return small and decay.shape[3] == 1 and loops_take(k, v, decay, *others) and has_blas()
 
 
 class LoopedSums(torch.autograd.Function):

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -16,6 +17,15 @@ def loops_take(*tensors: Tensor) -> bool:
     Not while a dispatch mode counts FLOPs or memory: it sees only PyTorch's operations.
     """
     return _get_current_dispatch_mode() is None and all(x.is_cpu and x.dtype == torch.float32 for x in tensors)
+
+
+@cache
+def has_blas() -> bool:
+    """Return whether loops can multiply matrices: numba calls the BLAS of SciPy.
+
+    SciPy is no dependency, because numba would import it with every command.
+    """
+    return find_spec("scipy") is not None
 
 
 def in_ranges(loop: Callable[[int, int], None], count: int, least: int = 1) -> None:
