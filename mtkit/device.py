@@ -48,14 +48,28 @@ def has_triton() -> bool:
         return False
 
 
+_kernels_enabled = [False]
+
+
+@contextmanager
+def triton_kernels(enabled: bool) -> Iterator[None]:
+    """Whether `runs_kernels` may be true inside, in all threads."""
+    previous, _kernels_enabled[0] = _kernels_enabled[0], enabled
+    try:
+        yield
+    finally:
+        _kernels_enabled[0] = previous
+
+
 def runs_kernels(*tensors: Tensor) -> bool:
-    """Whether kernels in Triton take these tensors: of one type, with numbers, on the present GPU.
+    """Whether kernels in Triton take these tensors: of one type, with numbers, on the present GPU, where enabled.
 
     The type is bfloat16, float16 or float32.
     """
     first = tensors[0]
     return (
-        first.is_cuda
+        _kernels_enabled[0]
+        and first.is_cuda
         and first.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and all(each.dtype == first.dtype and each.numel() for each in tensors)
         and has_triton()

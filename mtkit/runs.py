@@ -95,6 +95,7 @@ class About(TypedDict):
     imported_from: NotRequired[str]
     commands: NotRequired[list[str]]
     precision: NotRequired[Literal["float32", "bfloat16"]]
+    kernels: NotRequired[bool]
     flops_per_token: NotRequired[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     packages: NotRequired[dict[str, str]]
     embeddings: NotRequired[list[Embedded]]

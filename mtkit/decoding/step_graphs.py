@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,28 +19,53 @@ from mtkit.attention import State
 from mtkit.attention.states import reorder, tensors_of
 from mtkit.model.network import Logits, Model
 
-STEPS = 32
+STEPS = 64
 """Steps for which a state has room at least; later ones have room for as many steps as there were."""
 
 Recorder = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
 """Records a computation without making it; returns its results' memory, and the function that fills it."""
 
 
-def record_graph(compute: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    """Record a computation as a CUDA graph; it must have been made before, which loads its kernels.
+class Graphs:
+    """Records the computations of a model as CUDA graphs, which share memory: only one at a time may be in use.
 
-    All that it computes has memory of its own, which is free again once nothing refers to the graph and its results.
+    All that they compute lies in this memory, which is free again once nothing refers to `Graphs`, a graph or results.
     """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")  # other threads may use the device
-        try:
-            results = compute()
-        finally:
-            graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
-    return results, graph.replay
+
+    def __init__(self) -> None:
+        torch.zeros(1, device="cuda")  # loads the kernel
+        self._first = torch.cuda.CUDAGraph()  # the memory lasts as long as a graph that has it
+        self._capture(self._first, lambda: torch.zeros(1, device="cuda"))
+
+    def __call__(self, compute: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """Record a computation; it must have been made before, which loads its kernels."""
+        graph = torch.cuda.CUDAGraph()
+        return self._capture(graph, compute, pool=self._first.pool()), graph.replay
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, compute: Callable[[], Any], **pool: Any) -> Any:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(**pool, capture_error_mode="thread_local")  # other threads may use the device
+            try:
+                results = compute()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        return results
+
+
+_GRAPHS: WeakKeyDictionary[Any, Graphs] = WeakKeyDictionary()
+
+
+def graphs_of(model: Model) -> Graphs:
+    """The graphs of a model, which serves one call at a time; the same ones until `forget_graphs`."""
+    return _GRAPHS.get(model) or _GRAPHS.setdefault(model, Graphs())
+
+
+def forget_graphs(model: Model) -> None:
+    """Let the memory of the model's graphs be used for something else."""
+    _GRAPHS.pop(model, None)
 
 
 class Repeated:
@@ -78,8 +104,8 @@ class StepGraphs:
     It serves one batch at a time: what a step returns is overwritten by the next one, and `start` begins a batch.
     """
 
-    def __init__(self, model: Model, record: Recorder = record_graph) -> None:
-        self._model, self._record = model, record
+    def __init__(self, model: Model, record: Recorder | None = None) -> None:
+        self._model, self._record = model, record or graphs_of(model)
         self._repeated: dict[Hashable, Repeated] = {}
         self._shared: State | None = None
         self._possible = True

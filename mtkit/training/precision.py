@@ -191,9 +191,12 @@ LEAST_SCALE = 2.0**-10
 class Precision:
     """The precision of training: float32, or autocast in bfloat16 (`LowWeights`) or float16 (with loss scaling)."""
 
-    def __init__(self, setting: str, device: torch.device) -> None:
-        """`setting` is `training.precision`. Raises: RunError if the hardware does not support it."""
-        self.device = device
+    def __init__(self, setting: str, device: torch.device, *, kernels: bool = False) -> None:
+        """`setting` is `training.precision`; `kernels`: whether updates use kernels in Triton where they can.
+
+        Raises: RunError if the hardware does not support the precision.
+        """
+        self.device, self.kernels = device, kernels
         self.name = best_precision(device) if setting == "auto" else setting
         if self.name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise RunError(f"{torch.cuda.get_device_name(device)} has no bfloat16; use --precision float16 or float32")
@@ -203,6 +206,9 @@ class Precision:
     def autocast(self) -> AbstractContextManager[object]:
         """The context of forward passes and losses."""
         return autocast(self.device, None if self.name == "float32" else getattr(torch, self.name))
+
+    def __str__(self) -> str:
+        return f"{self.name} with Triton" if self.kernels else self.name
 
     @property
     def lowers_weights(self) -> bool:

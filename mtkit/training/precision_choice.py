@@ -1,8 +1,8 @@
-"""Resolve `precision: auto` on a CPU with bfloat16 units: measure which of float32 and bfloat16 is faster.
+"""Choose how to compute updates by measuring them: float32 or bfloat16 on a CPU, Triton's kernels or not on a GPU.
 
-A few updates of both are made on a copy of the model, on batches of the run's data, before training begins. The
-training is bit for bit the same as with that precision set. run.json records the choice, and a resumed run keeps it on
-any machine.
+A few updates of each are made on a copy of the model, on batches of the run's data, before training begins. The
+training is bit for bit the same as with the choice set. run.json records it, and a resumed run keeps it on any machine.
+Kernels in Triton take a GPU less time than PyTorch's, but a host may need longer to start them.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ from time import monotonic
 
 import torch
 
-from mtkit.memory import forget_peak
+from mtkit.device import has_triton
+from mtkit.memory import OOM_ERRORS, forget_peak, is_oom
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume
@@ -33,7 +34,7 @@ WIDTHS = 3
 
 @dataclass(frozen=True)
 class Faster:
-    """The fastest of the precisions that were measured."""
+    """The fastest of the ways that were measured."""
 
     name: str
     other: str
@@ -51,47 +52,59 @@ class Faster:
 def resolve_precision(
     recipe: Recipe, folder: Path, model: Network, data: DataLoader, world: World, say: Say
 ) -> Precision:
-    """The precision that the run in the folder trains in, the same in all processes on CPUs.
+    """The precision that the run in the folder trains in, and whether with Triton's kernels; the same in all processes.
 
-    Measures it if the run is new, `training.precision` is auto, and the machine has a choice.
+    Measures it if the run is new, and all machines have a choice.
     """
-    setting = recipe.training.precision
-    if setting != "auto" or (recipe.training.shard and world.size > 1):  # a sharded model is not copied to measure
-        return Precision(setting, world.device)
-    recorded = Run(folder).about.get("precision")
-    if recorded is not None:
-        return Precision(recorded, world.device)
-    names = precisions(world.device)
-    (fewest,) = world.agree(-len(names))  # the precisions that all machines have
-    names = names[: -int(fewest)]
+    setting, about, device = recipe.training.precision, Run(folder).about, world.device
+    if recipe.training.shard and world.size > 1:  # a sharded model is not copied to measure
+        return Precision(setting, device)
+    if setting == "auto" and "precision" in about:
+        setting = about["precision"]
+    if "kernels" in about:
+        return Precision(setting, device, kernels=about["kernels"])
+    ways = [Precision(name, device) for name in (precisions(device) if setting == "auto" else (setting,))]
+    if device.type == "cuda" and has_triton():
+        ways.append(Precision(setting, device, kernels=True))
+    (fewest,) = world.agree(-len(ways))  # those that all machines have
+    ways = ways[: -int(fewest)]
     if can_resume(folder):  # by a version that measured nothing
-        return Precision("auto", world.device)
-    if len(names) == 1:
-        return Precision(names[0], world.device)
-    choice = measure_precisions(recipe, model, data.samples(WIDTHS), world, names)
+        return Precision(setting, device)
+    if len(ways) == 1:
+        return ways[0]
+    try:
+        choice = measure_ways(recipe, model, data.samples(WIDTHS), world, ways)
+    except OOM_ERRORS as error:  # of the copy of the model
+        if not is_oom(error) or world.size > 1:
+            raise
+        return ways[0]
     forget_peak()  # reports compare the peak memory of training
+    chosen = next(way for way in ways if str(way) == choice.name)
     if world.first:
-        record(folder, "precision", choice.name)
+        record(folder, *(("kernels", chosen.kernels) if device.type == "cuda" else ("precision", chosen.name)))
     say(str(choice))
-    return Precision(choice.name, world.device)
+    return chosen
 
 
-def measure_precisions(
-    recipe: Recipe, model: Network, batches: Sequence[UpdateBatches], world: World, names: Sequence[str]
+def measure_ways(
+    recipe: Recipe, model: Network, batches: Sequence[UpdateBatches], world: World, ways: Sequence[Precision]
 ) -> Faster:
-    """Time updates of one batch each in each of the precisions; the model does not change.
+    """Time updates of one batch each in each of the ways; the model does not change.
 
     The first batch is not timed: a process's first update also initialises libraries. The others run twice, and again
     while there is time; each counts with its fastest time, of the slowest process, because a new shape first needs
     its kernels. Batches that ran only once count if all did.
     """
-    choices = {name: Precision(name, world.device) for name in names}
-    with torch.random.fork_rng(devices=[]):
-        updater = Updater(deepcopy(model).train(), recipe, world, choices[names[0]])
+    choices = {str(way): way for way in ways}
+    names, on_gpu = list(choices), world.device.type == "cuda"
+    with torch.random.fork_rng([world.device] if on_gpu else []):
+        updater = Updater(deepcopy(model).train(), recipe, world, ways[0])
 
         def seconds(work: UpdateBatches, name: str, number: int) -> float:
             updater.precision, begin = choices[name], monotonic()
             updater.run(work, number, rate=0.0, total_updates=number)
+            if on_gpu:
+                torch.cuda.synchronize(world.device)
             return world.agree(monotonic() - begin)[0]
 
         first, *others = batches

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mtkit.data.batches import Batch, blank_batch
+from mtkit.device import triton_kernels
 from mtkit.errors import RunError
 from mtkit.memory import OOM_ERRORS, available_bytes, in_words, is_oom
 from mtkit.model.adaptation import frozen_state, trained_state
@@ -187,18 +188,19 @@ class Updater:
             seed_generators(self._recipe.seed, number, self.world.rank)
             parts = DeviceBatches([*self._halved(batches)], self._load)
             try:
-                return training_step(
-                    self.model,
-                    parts,
-                    tokens,
-                    objective=self.objective,
-                    optimizer=self.optimizer,
-                    reduction=self._reduction,
-                    precision=self.precision,
-                    low_weights=self.low_weights.in_place if lowers else nullcontext,
-                    clip_norm=self._settings.clip_norm,
-                    rate=rate,
-                )
+                with triton_kernels(self.precision.kernels):
+                    return training_step(
+                        self.model,
+                        parts,
+                        tokens,
+                        objective=self.objective,
+                        optimizer=self.optimizer,
+                        reduction=self._reduction,
+                        precision=self.precision,
+                        low_weights=self.low_weights.in_place if lowers else nullcontext,
+                        clip_norm=self._settings.clip_norm,
+                        rate=rate,
+                    )
             except OOM_ERRORS as error:
                 # only passes over batches can be repeated, and of sharded models none
                 if parts.current is None or self._sharded is not None or not is_oom(error):

@@ -97,8 +97,8 @@ def test_repeated_steps_give_the_same_hypotheses(groups: dict[str, object], meth
     assert torch.equal(found.pieces, wanted.pieces)
     torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-5, atol=1e-5)
     assert (wanted.pieces != 0).sum(-1).amax() > 40
-    assert recorder.repeated["step"] > 40
-    assert method == "sample" or recorder.repeated["best"] > 40
+    assert recorder.repeated["step"] > 60
+    assert method == "sample" or recorder.repeated["best"] > 60
 
 
 def test_a_mechanism_without_a_fixed_state_is_computed_step_by_step() -> None:

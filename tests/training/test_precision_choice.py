@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from mtkit import device
 from mtkit.attention import mechanisms
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import RunError
@@ -13,12 +14,12 @@ from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
-from mtkit.training import precision_choice
+from mtkit.training import precision_choice, update
 from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.data_loader import DataLoader
 from mtkit.training.loop import train
-from mtkit.training.precision import precisions
-from mtkit.training.precision_choice import LIMIT, measure_precisions
+from mtkit.training.precision import Precision, precisions
+from mtkit.training.precision_choice import LIMIT, measure_ways
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.processes import together
@@ -26,6 +27,7 @@ from tests.training.conftest import tiny
 
 CPU = torch.device("cpu")
 NAMES = ("float32", "bfloat16")
+WAYS = [Precision(name, torch.device("cpu")) for name in NAMES]
 Seconds = Callable[[str, int], float]
 
 
@@ -71,7 +73,7 @@ def model_of(recipe: Recipe, prepared: Prepared) -> Network:
 def chosen(prepared: Prepared, recipe: Recipe) -> precision_choice.Faster:
     world = World("cpu")
     batches = DataLoader(recipe, prepared, 1024, world).samples(3)
-    return measure_precisions(recipe, model_of(recipe, prepared), batches, world, NAMES)
+    return measure_ways(recipe, model_of(recipe, prepared), batches, world, WAYS)
 
 
 @pytest.mark.parametrize(("faster", "slower"), [NAMES, NAMES[::-1]])
@@ -218,7 +220,7 @@ def test_measuring_leaves_every_model_as_it_is(
     model = model_of(recipe, prepared)
     before, random = {key: value.clone() for key, value in model.state_dict().items()}, torch.get_rng_state()
     batches = DataLoader(recipe, prepared, 1024, World("cpu")).samples(3)
-    assert measure_precisions(recipe, model, batches, World("cpu"), NAMES).updates == 1
+    assert measure_ways(recipe, model, batches, World("cpu"), WAYS).updates == 1
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
@@ -236,7 +238,7 @@ def measured_here(folder: Path, seconds: list[dict[str, float]]) -> str:
 
         Updater.run, precision_choice.monotonic = timed, lambda: now  # type: ignore[assignment, method-assign]
         batches = DataLoader(recipe, prepared, 1024, world).samples(3)
-        return str(measure_precisions(recipe, model_of(recipe, prepared), batches, world, NAMES))
+        return str(measure_ways(recipe, model_of(recipe, prepared), batches, world, WAYS))
 
 
 def test_processes_agree_by_the_slowest_of_them(prepared: Prepared) -> None:
@@ -245,3 +247,57 @@ def test_processes_agree_by_the_slowest_of_them(prepared: Prepared) -> None:
         together(2, measured_here, prepared.folder, seconds)
         == ["bfloat16: 1.67 times as fast as float32 here (4 updates of each)"] * 2
     )
+
+
+class Gpu:
+    """A world of one process on a GPU."""
+
+    device, size, first = torch.device("cuda"), 1, True
+
+    def agree(self, *values: float) -> tuple[float, ...]:
+        return values
+
+
+@pytest.mark.parametrize("faster", ["bfloat16", "bfloat16 with Triton"])
+def test_kernels_on_a_gpu_are_chosen_once(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: str
+) -> None:
+    train(tiny(), prepared, tmp_path / "run", command=[])
+    measured: list[list[str]] = []
+
+    def measure(*given: Any) -> precision_choice.Faster:
+        measured.append([str(way) for way in given[-1]])
+        return precision_choice.Faster(faster, "other", 1.5, 4)
+
+    monkeypatch.setattr(precision_choice, "measure_ways", measure)
+    monkeypatch.setattr(precision_choice, "precisions", lambda _: ("bfloat16",))
+    monkeypatch.setattr(precision_choice, "has_triton", lambda: True)
+    monkeypatch.setattr(precision_choice, "can_resume", lambda _: False)
+    monkeypatch.setattr("mtkit.training.precision.best_precision", lambda _: "bfloat16")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    data, said = DataLoader(tiny(), prepared, 1024, World("cpu")), list[str]()
+    recipe = tiny(training={"precision": "bfloat16"})
+    given: list[Any] = [recipe, tmp_path / "run", None, data, Gpu(), said.append]
+    chosen = [precision_choice.resolve_precision(*given) for _ in range(2)]
+    assert [(way.name, way.kernels) for way in chosen] == [("bfloat16", faster != "bfloat16")] * 2
+    assert measured == [["bfloat16", "bfloat16 with Triton"]]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_kernels_are_enabled_in_updates_alone(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, kernels: bool
+) -> None:
+    seen: list[bool] = []
+    step = update.training_step
+
+    def watched(*given: Any, **more: Any) -> Any:
+        seen.append(device._kernels_enabled[0])
+        return step(*given, **more)
+
+    monkeypatch.setattr(update, "training_step", watched)
+    way = Precision("float32", torch.device("cpu"), kernels=kernels)
+    batches = DataLoader(tiny(), prepared, 1024, World("cpu")).samples(3)
+    precision_choice.measure_ways(tiny(), model_of(tiny(), prepared), batches, World("cpu"), [way])
+    assert set(seen) == {kernels}
+    assert not device._kernels_enabled[0]

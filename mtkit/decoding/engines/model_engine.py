@@ -15,7 +15,7 @@ from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.parallel import MOST, Workers
 from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.sampling import greedy_search, sample
-from mtkit.decoding.step_graphs import StepGraphs
+from mtkit.decoding.step_graphs import StepGraphs, forget_graphs
 from mtkit.device import autocast, check_default_type, varied_shapes
 from mtkit.errors import MtkitError, shown
 from mtkit.memory import OOM_ERRORS, is_oom
@@ -84,6 +84,7 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
         ) from error
     finally:
         model.train(training)
+        forget_graphs(model)
 
 
 @dataclass(frozen=True)
