@@ -64,14 +64,14 @@ class OwnTrainer:
 
     program = "mtkit"
 
-    def __init__(self, recipe: Recipe, prepared: Prepared, world: World) -> None:
-        """Build the model; `recipe` also describes the data.
+    def __init__(self, recipe: Recipe, prepared: Prepared, world: World, precision: Precision | None = None) -> None:
+        """Build the model; `recipe` also describes the data, and the precision if there is no other.
 
         Raises: RecipeError and MtkitError if the model cannot be built; RunError for an unsupported precision.
         """
         self.attention = label_attention(recipe)
-        precision = Precision(recipe.training.precision, world.device)
-        self.precision = precision.name
+        precision = precision or Precision(recipe.training.precision, world.device)
+        self.precision = str(precision)
         self.model: Network = build_model(
             recipe,
             source_vocabulary=prepared.tokenizers.source.size,

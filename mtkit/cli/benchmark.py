@@ -1,7 +1,6 @@
 """`mtkit benchmark`: measure training, decoding, long documents and attention mechanisms on this machine."""
 
 import os
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -370,17 +369,12 @@ def _note_if_busy() -> None:
 def _trainers(
     recipes: "Sequence[Recipe]", prepared: "Prepared", world: "World", precisions: list[str]
 ) -> "Sequence[OwnTrainer]":
-    """Make a trainer for each recipe in each precision. Raises: RecipeError, MtkitError."""
+    """Make a trainer for each recipe in each way of computing. Raises: RecipeError, MtkitError."""
     from mtkit.benchmark.training import OwnTrainer
-    from mtkit.recipe import make_recipe, merged
-    from mtkit.training.precision import precisions as choices
+    from mtkit.training.precision import ways
 
-    named = [choices(world.device) if name == "auto" else (name,) for name in precisions]
-    return [
-        OwnTrainer(make_recipe(merged(recipe.model_dump(), {"training": {"precision": precision}})), prepared, world)
-        for recipe in recipes
-        for precision in dict.fromkeys(chain(*named))
-    ]
+    different = {str(way): way for name in precisions for way in ways(name, world.device)}
+    return [OwnTrainer(recipe, prepared, world, way) for recipe in recipes for way in different.values()]
 
 
 def _training_peers(

@@ -13,14 +13,13 @@ from time import monotonic
 
 import torch
 
-from mtkit.device import has_triton
 from mtkit.memory import OOM_ERRORS, forget_peak, is_oom
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume
 from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.metrics import Say
-from mtkit.training.precision import Precision, precisions
+from mtkit.training.precision import Precision, ways
 from mtkit.training.run_folder import record
 from mtkit.training.update import Updater
 from mtkit.training.world import World
@@ -63,23 +62,21 @@ def resolve_precision(
         setting = about["precision"]
     if "kernels" in about:
         return Precision(setting, device, kernels=about["kernels"])
-    ways = [Precision(name, device) for name in (precisions(device) if setting == "auto" else (setting,))]
-    if device.type == "cuda" and has_triton():
-        ways.append(Precision(setting, device, kernels=True))
-    (fewest,) = world.agree(-len(ways))  # those that all machines have
-    ways = ways[: -int(fewest)]
+    possible = ways(setting, device)
+    (fewest,) = world.agree(-len(possible))  # those that all machines have
+    possible = possible[: -int(fewest)]
     if can_resume(folder):  # by a version that measured nothing
         return Precision(setting, device)
-    if len(ways) == 1:
-        return ways[0]
+    if len(possible) == 1:
+        return possible[0]
     try:
-        choice = measure_ways(recipe, model, data.samples(WIDTHS), world, ways)
+        choice = measure_ways(recipe, model, data.samples(WIDTHS), world, possible)
     except OOM_ERRORS as error:  # of the copy of the model
         if not is_oom(error) or world.size > 1:
             raise
-        return ways[0]
+        return possible[0]
     forget_peak()  # reports compare the peak memory of training
-    chosen = next(way for way in ways if str(way) == choice.name)
+    chosen = next(way for way in possible if str(way) == choice.name)
     if world.first:
         record(folder, *(("kernels", chosen.kernels) if device.type == "cuda" else ("precision", chosen.name)))
     say(str(choice))
@@ -87,7 +84,7 @@ def resolve_precision(
 
 
 def measure_ways(
-    recipe: Recipe, model: Network, batches: Sequence[UpdateBatches], world: World, ways: Sequence[Precision]
+    recipe: Recipe, model: Network, batches: Sequence[UpdateBatches], world: World, possible: Sequence[Precision]
 ) -> Faster:
     """Time updates of one batch each in each of the ways; the model does not change.
 
@@ -95,10 +92,10 @@ def measure_ways(
     while there is time; each counts with its fastest time, of the slowest process, because a new shape first needs
     its kernels. Batches that ran only once count if all did.
     """
-    choices = {str(way): way for way in ways}
+    choices = {str(way): way for way in possible}
     names, on_gpu = list(choices), world.device.type == "cuda"
     with torch.random.fork_rng([world.device] if on_gpu else []):
-        updater = Updater(deepcopy(model).train(), recipe, world, ways[0])
+        updater = Updater(deepcopy(model).train(), recipe, world, possible[0])
 
         def seconds(work: UpdateBatches, name: str, number: int) -> float:
             updater.precision, begin = choices[name], monotonic()

@@ -70,6 +70,7 @@ SECTIONS = {
     "update_profile": Section("speed", 100),
     "training_speed": Section("speed", 200, 2),
     "decoding_speed": Section("speed", 200),
+    "step_graphs": Section("graphs", 100),
     "attention_speed": Section("speed", 120),
     "ctranslate2": Section("speed", 60),
 }

@@ -11,11 +11,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from mtkit.attention import build
-from mtkit.data.prepared import open_prepared
+from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.training.data_loader import DataLoader
-from mtkit.training.precision import Precision, fast_and_repeatable
+from mtkit.training.precision import fast_and_repeatable, ways
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.gpu.check import Result, Setup, guarded
@@ -31,6 +31,11 @@ TRAINING_MINUTES = 0.1
 
 def _data(setup: Setup) -> Path:
     return setup.data / ("builtin" if setup.tiny else "news")
+
+
+def news(setup: Setup) -> Prepared:
+    """The prepared data of the speed sections."""
+    return open_prepared(_data(setup))
 
 
 def _preset(setup: Setup) -> str:
@@ -53,24 +58,28 @@ def _recipe(setup: Setup, preset: str, tokens: int) -> Recipe:
 
 
 PROFILES = {
-    "base bfloat16": ("base", "bfloat16", False),
-    "base bfloat16, cuDNN attention": ("base", "bfloat16", True),
-    "big bfloat16": ("big", "bfloat16", False),
+    "base": ("base", 0, False),
+    "base with Triton": ("base", -1, False),
+    "base, cuDNN attention": ("base", 0, True),
+    "big": ("big", 0, False),
+    "big with Triton": ("big", -1, False),
 }
+"""Preset, which of the `ways` in bfloat16, whether with cuDNN's attention."""
 
 
 def update_profile(setup: Setup) -> Iterator[Result]:
     """Kernels of an update, the time that the host needs to start them, and the time of shapes that are new."""
-    for name, (preset, precision, cudnn) in PROFILES.items():
+    for name, (preset, way, cudnn) in PROFILES.items():
         size = "tiny" if setup.tiny else preset
-        yield guarded(f"profile {name}", lambda s=size, p=precision, c=cudnn: _profile(setup, s, p, c))
+        yield guarded(f"profile {name}", lambda s=size, w=way, c=cudnn: _profile(setup, s, w, c))
 
 
-def _profile(setup: Setup, preset: str, precision: str, cudnn: bool) -> Result:
-    prepared, recipe = open_prepared(_data(setup)), _recipe(setup, preset, 25_000)
+def _profile(setup: Setup, preset: str, way: int, cudnn: bool) -> Result:
+    prepared, recipe = news(setup), _recipe(setup, preset, 25_000)
     with World(setup.device) as world, fast_and_repeatable(world.device):
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
-        updater = Updater(model_of(recipe, prepared, setup.device), recipe, world, Precision(precision, world.device))
+        chosen = ways("bfloat16", world.device)[way]
+        updater = Updater(model_of(recipe, prepared, setup.device), recipe, world, chosen)
         loader = DataLoader(recipe, prepared, 256, world).updates(0, 0)
         work = [next(loader) for _ in range(3 if setup.tiny else 20)]
         loader.close()

@@ -19,11 +19,12 @@ from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, make_recipe, merged
 from mtkit.recipe.data import DataSettings
+from mtkit.training import loop
 from mtkit.training.checkpoint import verified_tensors
-from mtkit.training.data_loader import UpdateBatches, count_tokens
+from mtkit.training.data_loader import DataLoader, UpdateBatches, count_tokens
 from mtkit.training.loop import train
-from mtkit.training.metrics import read_metrics
-from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces
+from mtkit.training.metrics import Say, read_metrics
+from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, ways
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.gpu.check import Result, Setup, guarded
@@ -96,8 +97,18 @@ def distance(one: Tensor, other: Tensor) -> float:
     return ((one - other).norm() / other.norm().clamp_min(1e-30)).item()
 
 
+def use_kernels() -> None:
+    """Let trainings use Triton's kernels where they can, whether these are faster here or not."""
+
+    def last_way(recipe: Recipe, folder: Path, model: Network, data: DataLoader, world: World, say: Say) -> Precision:
+        return ways(recipe.training.precision, world.device)[-1]
+
+    loop.resolve_precision = last_way
+
+
 def learning(setup: Setup) -> Iterator[Result]:
     """200 updates in each precision with each optimiser: the loss must be float32's within 2%."""
+    use_kernels()
     prepared, updates = builtin(setup), 4 if setup.tiny else 200
     cases = [(name, optimizer) for name in ("float32", "bfloat16", "float16") for optimizer in ("adamw", "muon")]
     for precision, optimizer in own(setup, cases):
@@ -159,13 +170,14 @@ def gradients(setup: Setup) -> Iterator[Result]:
 def _gradients(recipe: Recipe, prepared: Prepared, device: str, precision: str) -> dict[str, Tensor]:
     model = model_of(recipe, prepared, device)
     with World(device) as world, fast_and_repeatable(world.device):
-        updater = Updater(model, recipe, world, Precision(precision, world.device))
+        updater = Updater(model, recipe, world, ways(precision, world.device)[-1])
         updater.run(work_of(prepared, range(8), range(8, 12)), 1, rate=0.0, total_updates=1)
     return {name: each.grad.cpu() for name, each in model.named_parameters() if each.grad is not None}
 
 
 def resume(setup: Setup) -> Iterator[Result]:
     """A run that is stopped and resumed beside one that is not: equal with `deterministic`, near without."""
+    use_kernels()
     prepared = builtin(setup)
     for exact in own(setup, [True, False]):
 
@@ -211,7 +223,7 @@ def _updated(setup: Setup, recipe: Recipe, precision: str, *, deterministic: boo
         World(setup.device) as world,
         fast_and_repeatable(world.device, deterministic=deterministic),
     ):
-        updater = Updater(model_of(recipe, prepared, setup.device), recipe, world, Precision(precision, world.device))
+        updater = Updater(model_of(recipe, prepared, setup.device), recipe, world, ways(precision, world.device)[-1])
         work = work_of(prepared, range(16))
         for number in range(1, count + 1):
             with warnings.catch_warnings(record=True) as caught:
@@ -264,7 +276,7 @@ def memory(setup: Setup) -> Iterator[Result]:
         for short in (False, True):
             model = model_of(recipe, prepared, setup.device)
             with World(setup.device) as world, fast_and_repeatable(world.device):
-                updater = Updater(model, recipe, world, Precision("float32", world.device), said.append)
+                updater = Updater(model, recipe, world, ways("float32", world.device)[-1], said.append)
                 if setup.device == "cuda":
                     total = torch.cuda.get_device_properties(0).total_memory
                     torch.cuda.empty_cache()

@@ -270,8 +270,7 @@ def test_kernels_on_a_gpu_are_chosen_once(
         return precision_choice.Faster(faster, "other", 1.5, 4)
 
     monkeypatch.setattr(precision_choice, "measure_ways", measure)
-    monkeypatch.setattr(precision_choice, "precisions", lambda _: ("bfloat16",))
-    monkeypatch.setattr(precision_choice, "has_triton", lambda: True)
+    monkeypatch.setattr("mtkit.training.precision.has_triton", lambda: True)
     monkeypatch.setattr(precision_choice, "can_resume", lambda _: False)
     monkeypatch.setattr("mtkit.training.precision.best_precision", lambda _: "bfloat16")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
