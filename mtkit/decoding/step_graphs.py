@@ -6,6 +6,7 @@ starts as one. It repeats the same kernels on the same memory, so that it needs 
 a step is computed as usual, and the next one is recorded.
 """
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from mtkit.attention import State
 from mtkit.attention.states import reorder, tensors_of
+from mtkit.memory import is_oom
 from mtkit.model.network import Logits, Model
 
 STEPS = 64
@@ -80,16 +82,24 @@ class Repeated:
         self._inputs: tuple[Tensor, ...] = ()
         self._results: Any = None
         self._run: Callable[[], None] | None = None
+        self._possible = True
 
     def __call__(self, *inputs: Tensor) -> Any:
         """The function's results."""
         shapes = [x.shape for x in inputs]
-        if shapes != self._shapes:
+        if shapes != self._shapes or not self._possible:
             self._shapes, self._results, self._run = shapes, None, None
             return self._compute(*inputs)
         if self._run is None:
             self._inputs = tuple(x.contiguous() for x in inputs)
-            self._results, self._run = self._record(lambda: self._compute(*self._inputs))
+            try:
+                self._results, self._run = self._record(lambda: self._compute(*self._inputs))
+            except RuntimeError as error:
+                if is_oom(error):
+                    raise
+                warnings.warn(f"decoding without CUDA graphs: {error}", stacklevel=2)
+                self._possible = False
+                return self._compute(*inputs)
         else:
             for to, x in zip(self._inputs, inputs, strict=True):
                 if to.data_ptr() != x.data_ptr():

@@ -11,6 +11,7 @@ from mtkit.attention.states import tensors_of
 from mtkit.decoding.contract import Hypotheses, SourceBatch
 from mtkit.decoding.engines.model_engine import SEARCHES, Ensemble, decoding_with
 from mtkit.decoding.step_graphs import StepGraphs
+from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.model.network import Logits, Network
 from mtkit.recipe import DecodingSettings, make_recipe
@@ -67,7 +68,7 @@ def batch(limits: list[int], *, in_lines: bool = False) -> SourceBatch:
     return SourceBatch(source, limits, torch.arange(len(limits)), lines=lines)
 
 
-def searched(model: Any, given: SourceBatch, recorder: Recorder | None, **settings: object) -> Hypotheses:
+def searched(model: Any, given: SourceBatch, recorder: Any, **settings: object) -> Hypotheses:
     used = DecodingSettings.model_validate(settings)
     with decoding_with(model, None):
         return SEARCHES[used.method](StepGraphs(model, recorder) if recorder else model, given, used)
@@ -114,3 +115,22 @@ def test_an_ensemble_is_repeated_too() -> None:
     wanted, found = (searched(model, given, each, method="beam", beam=2) for each in (None, recorder))
     assert torch.equal(found.pieces, wanted.pieces)
     assert recorder.repeated["step"] > 20
+
+
+def test_steps_are_computed_if_they_cannot_be_recorded() -> None:
+    def refuse(compute: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    model, given = network(), batch([20, 12])
+    wanted = searched(model, given, None, method="beam", beam=2)
+    with pytest.warns(UserWarning, match="without CUDA graphs: operation not permitted"):
+        found = searched(model, given, refuse, method="beam", beam=2)
+    assert torch.equal(found.pieces, wanted.pieces)
+
+
+def test_short_memory_ends_a_recording() -> None:
+    def refuse(compute: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(MtkitError, match="memory"):
+        searched(network(), batch([20, 12]), refuse, method="greedy")
