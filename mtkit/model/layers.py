@@ -64,6 +64,11 @@ def _pool(share: float, dtype: torch.dtype) -> Tensor:
     return pool.div_(1.0 - share).to(dtype)
 
 
+def forget_pools() -> None:
+    """Free the pools of dropout masks; those in use are drawn again, the same."""
+    _pool.cache_clear()
+
+
 class FeedForward(nn.Module):
     """Two linear maps with an activation between, applied to each position.
 

@@ -14,6 +14,7 @@ from time import monotonic
 import torch
 
 from mtkit.memory import OOM_ERRORS, forget_peak, is_oom
+from mtkit.model.layers import forget_pools
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume
@@ -75,6 +76,7 @@ def resolve_precision(
         if not is_oom(error) or world.size > 1:
             raise
         return possible[0]
+    forget_pools()  # training needs one of them
     forget_peak()  # reports compare the peak memory of training
     chosen = next(way for way in possible if str(way) == choice.name)
     if world.first:

@@ -88,9 +88,9 @@ def test_a_moved_folder_opens(builtin: Prepared, tmp_path: Path) -> None:
     assert moved.settings.builtin == builtin.settings.builtin
 
 
-def test_reading_needs_no_datasets(builtin: Prepared) -> None:
+def test_reading_imports_neither_datasets_nor_pandas(builtin: Prepared) -> None:
     code = "import sys; from pathlib import Path; from mtkit.data.prepared import open_prepared; "
-    code += "open_prepared(Path(sys.argv[1])).train.source[0]; sys.exit('datasets' in sys.modules)"
+    code += "open_prepared(Path(sys.argv[1])).train.source[0]; sys.exit(bool({'datasets', 'pandas'} & {*sys.modules}))"
     subprocess.run([sys.executable, "-c", code, str(builtin.folder)], check=True)
 
 

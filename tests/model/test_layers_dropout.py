@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.model.layers import POOL_ELEMENTS, Dropout
+from mtkit.model import layers
+from mtkit.model.layers import POOL_ELEMENTS, Dropout, forget_pools
 
 
 def masks(share: float, count: int, size: int) -> Tensor:
@@ -56,3 +57,13 @@ def test_nothing_happens_outside_training_nor_without_a_share() -> None:
     x = torch.randn(5)
     assert Dropout(0.5).eval()(x) is x
     assert Dropout(0.0)(x) is x
+
+
+def test_a_pool_that_was_forgotten_is_drawn_again_the_same() -> None:
+    dropout, x, found = Dropout(0.3), torch.ones(100), []
+    for _ in range(2):
+        torch.manual_seed(4)
+        found.append(dropout(x))
+        forget_pools()
+        assert layers._pool.cache_info().currsize == 0
+    assert torch.equal(*found)
