@@ -1,6 +1,5 @@
 """Layers inside attentions: linear maps with Xavier's weights, and a norm over the channels of one vector."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,8 +10,6 @@ from torch.nn import functional as F
 from mtkit.attention.kernels.dot_product import upcast
 
 EPS = 1e-5
-NUMBERS_AT_ONCE = {"cpu": 1 << 17}
-"""Numbers normalised at a time, so that they stay in the processor's cache, by kind of device; all on others."""
 
 
 def xavier_linear(inputs: int, outputs: int, bias: float | None = 0.0) -> nn.Linear:
@@ -57,10 +54,9 @@ class _Unit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        y, inverse = torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)
-        for rows, of_rows, out in _parts(x, inverse, y):
-            torch.linalg.vector_norm(rows, dim=-1, keepdim=True, out=of_rows)
-            torch.mul(rows, of_rows.square_().add_(eps).rsqrt_(), out=out)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = length.square_().add_(eps).rsqrt_()
+        y = x * inverse
         ctx.save_for_backward(y, inverse)
         return y
 
@@ -68,17 +64,5 @@ class _Unit(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, None]:
         y, inverse = ctx.saved_tensors
-        d_x = torch.empty_like(d_y)
-        for rows, d_rows, of_rows, out in _parts(y, d_y, inverse, d_x):
-            along = torch.mul(rows, d_rows, out=out).sum(-1, keepdim=True)
-            torch.addcmul(d_rows, rows, along, value=-1, out=out).mul_(of_rows)
-        return d_x, None
-
-
-def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield ranges of the longest leading axis of tensors (..., K), so small that they stay in the CPU's cache."""
-    first = tensors[0]
-    axis = max(range(first.dim() - 1), key=first.shape.__getitem__, default=0)
-    count = -(-first.numel() // NUMBERS_AT_ONCE.get(first.device.type, first.numel() + 1)) if first.dim() > 1 else 1
-    every = -(-first.shape[axis] // max(count, 1))
-    return zip(*(x.split(max(every, 1), axis) for x in tensors), strict=True)
+        along = (y * d_y).sum(-1, keepdim=True)
+        return torch.addcmul(d_y, y, along, value=-1).mul_(inverse), None

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from mtkit.attention.kernels.chunks import in_blocks
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.kernels.flash.chosen import ChosenPart
+from mtkit.attention.kernels.flash.looped import LoopedPart, loops_read
 from mtkit.attention.kernels.flash.parts import Part, attend_parts, can_fuse
 from mtkit.attention.kernels.flash.windows import WindowPart
 from mtkit.attention.kernels.pattern import Blocks
@@ -104,7 +105,11 @@ def attend_chosen(
         k, v = (expand_heads(x, q.shape[1]) for x in (k, v))
     valid = None if causal else valid  # padding is on the right
     if not dropout and can_fuse(q, v):
-        return attend_parts(q, k, v, _parts(q, k, chosen, size, near, causal, valid), scale=scale)
+        if loops_read(q, k, v, size):
+            parts: list[Part] = [LoopedPart(chosen, size, k.shape[2], valid, causal)]
+        else:
+            parts = _parts(q, k, chosen, size, near, causal, valid)
+        return attend_parts(q, k, v, parts, scale=scale)
     return _attend_tiled(q, k, v, chosen, size, scale, causal, valid, dropout)
 
 

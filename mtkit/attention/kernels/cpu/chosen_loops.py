@@ -50,12 +50,18 @@ def gather(x: Floats, b: int, h: int, places: Places, rows: Floats) -> None:
 
 
 @part
-def write_block_scores(keys: Floats, qt: Floats, hidden: NDArray[np.bool_], scores: Floats) -> None:
-    """Write the scores (size, queries) of the keys of a block; hidden (size,) or (0,)."""
+def write_block_scores(keys: Floats, qt: Floats, hidden: NDArray[np.bool_], later: Places, scores: Floats) -> None:
+    """Write the scores (size, queries) of the keys of a block; hidden (size,) or (0,).
+
+    later (queries,): the first key that a query does not see, because it is later.
+    """
     dot(keys, qt, scores)
     for s in range(len(hidden)):
         if hidden[s]:
             scores[s] = FAR
+    for i in range(len(later)):
+        for s in range(max(later[i], 0), len(scores)):
+            scores[s, i] = FAR
 
 
 @part
@@ -89,10 +95,11 @@ def scatter(rows: Floats, scale: np.float32, b: int, h: int, places: Places, out
 
 
 @compiled(
-    "float32[:, :, :, ::1], float32[:, :, ::1], float32[:, :, ::1], int64[:, :, :, ::1], boolean[:, ::1], "
+    "boolean, float32[:, :, :, ::1], float32[:, :, ::1], float32[:, :, ::1], int64[:, :, :, ::1], boolean[:, ::1], "
     "int64, float32, float32[:, :, :, ::1], float32[:, :, :, ::1], int64, int64"
 )
 def write_reads(
+    causal: bool,
     q: Floats,
     keys: Floats,
     values: Floats,
@@ -108,7 +115,7 @@ def write_reads(
     """Write the outputs (B, T, H, V) and log-sum-exp (B, T, H, 1), which begin as 0 and as the least number.
 
     q (B, T, H, K); keys and values (B G M, size, K or V); chosen (B, C, T, n) of M blocks; hidden (B M, size) or (0,
-    size). Only the streams `first` to `last` - 1 of the B G.
+    size). Only the streams `first` to `last` - 1 of the B G. If causal, later keys of a block are hidden.
     """
     batch, length, heads, width = q.shape
     blocks, size, several = len(keys) // (batch * groups), keys.shape[1], heads // groups
@@ -124,21 +131,23 @@ def write_reads(
                 unseen = hidden[min(b * blocks + m, len(hidden)) : min(b * blocks + m + 1, len(hidden))].reshape(-1)
                 for begin in range(starts[m], starts[m + 1], TOGETHER):
                     places = order[begin : min(begin + TOGETHER, starts[m + 1])]
+                    later = places - (m * size - 1) if causal else places[:0]
                     gather(q, b, h, places, q_c)
                     multiply_all(q_c, scale)
                     transpose(q_c, qt)
-                    write_block_scores(keys[n * blocks + m], qt, unseen, scores)
+                    write_block_scores(keys[n * blocks + m], qt, unseen, later, scores)
                     write_weights(scores, size, sums)
                     dot(scores.T, values[n * blocks + m], o_c)
                     join(o_c, sums, b, h, places, out, log_sum)
 
 
 @compiled(
-    "float32[:, :, :, ::1], float32[:, :, ::1], float32[:, :, ::1], int64[:, :, :, ::1], boolean[:, ::1], "
+    "boolean, float32[:, :, :, ::1], float32[:, :, ::1], float32[:, :, ::1], int64[:, :, :, ::1], boolean[:, ::1], "
     "int64, float32, float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], "
     "float32[:, :, :, ::1], float32[:, :, ::1], float32[:, :, ::1], int64, int64"
 )
 def write_gradients(
+    causal: bool,
     q: Floats,
     keys: Floats,
     values: Floats,
@@ -178,10 +187,11 @@ def write_gradients(
                 k_m, v_m = keys[n * blocks + m], values[n * blocks + m]
                 for begin in range(starts[m], starts[m + 1], TOGETHER):
                     places = order[begin : min(begin + TOGETHER, starts[m + 1])]
+                    later = places - (m * size - 1) if causal else places[:0]
                     gather(q, b, h, places, q_c)
                     multiply_all(q_c, scale)
                     transpose(q_c, qt)
-                    write_block_scores(k_m, qt, unseen, weights)
+                    write_block_scores(k_m, qt, unseen, later, weights)
                     gather(log_sum, b, h, places, sums)
                     replace_scores(weights, size, sums)
                     gather(out, b, h, places, o_c)

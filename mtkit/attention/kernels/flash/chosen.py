@@ -6,13 +6,11 @@ time (Lu et al., "MoBA", 2025, arXiv 2502.13189, algorithm 1). A query's results
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.cpu.threads import has_blas, in_ranges, loops_take
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.flash.parts import KERNEL, KERNEL_BACKWARD, position_rows
 
@@ -20,8 +18,6 @@ TOGETHER = 64
 """Queries that read a block together: more of them waste products with rows that are not filled."""
 PAIRS_AT_ONCE = 1 << 15
 """Pairs of queries and blocks whose results are held at a time, if a head has no more."""
-LARGEST = 1 << 18
-"""Multiplications of one product up to which the loops' BLAS starts no threads of its own."""
 ROWS_AT_ONCE = 1 << 12
 """Rows of queries that the kernel gets at a time."""
 
@@ -44,15 +40,8 @@ class ChosenPart:
             chosen, self._hidden = chosen.masked_fill(empty, self._blocks), hidden.flatten(0, 1)
         self._chosen = chosen
         self._layouts: list[_Layout] = []
-        self._in_loops = False
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        self._in_loops = self._loops_take(q, k, v)
-        if self._in_loops:
-            heads, log_sum = (q.new_zeros(len(q), *q.shape[2:0:-1], x.shape[-1]) for x in (v, v[..., :1]))
-            log_sum.fill_(torch.finfo(log_sum.dtype).min)
-            self._run("write_reads", q, k, v, scale, heads, log_sum)
-            return heads.transpose(1, 2), log_sum.transpose(1, 2)
         heads, log_sum = position_rows(v, *q.shape[1:3]), position_rows(v[..., :1], *q.shape[1:3])
         q_rows, key_blocks, value_blocks = _rows(q), self._in_blocks(k), self._in_blocks(v)
         self._layouts = list(self._lay_out(q, k.shape[1]))
@@ -69,14 +58,6 @@ class ChosenPart:
     def gradients(
         self, q: Tensor, k: Tensor, v: Tensor, d_heads: Tensor, heads: Tensor, log_sum: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if self._in_loops:
-            outer = [_by_token(x) for x in (heads, log_sum, d_heads)]
-            d_q, d_keys, d_values = (
-                torch.zeros_like(_by_token(q)),
-                *(torch.zeros_like(self._in_blocks(x)) for x in (k, v)),
-            )
-            self._run("write_gradients", q, k, v, scale, *outer, d_q, d_keys, d_values)
-            return d_q.transpose(1, 2), self._of_blocks(d_keys, k), self._of_blocks(d_values, v)
         d_q, q_rows, d_rows, out_rows = position_rows(q, *q.shape[1:3]), _rows(q), _rows(d_heads), _rows(heads)
         # weights relative to the greatest number are zero: places without a query add nothing
         sums = F.pad(_rows(log_sum), (0, 0, 0, 1), value=torch.finfo(log_sum.dtype).max)
@@ -95,25 +76,8 @@ class ChosenPart:
                 for total, more in ((d_keys, d_k), (d_values, d_v)):
                     total.flatten(1).index_add_(0, block, more[0].flatten(1))
             layout.put(d_q, layout.added(d_queries, None))
-        return d_q, self._of_blocks(d_keys, k), self._of_blocks(d_values, v)
-
-    def _loops_take(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        """Return whether compiled loops compute with these."""
-        product = self._size * max(k.shape[-1], v.shape[-1]) * TOGETHER
-        return product <= LARGEST and q.numel() > 0 and loops_take(q, k, v) and has_blas()
-
-    def _run(self, loop: str, q: Tensor, k: Tensor, v: Tensor, scale: float, *tensors: Tensor) -> None:
-        from mtkit.attention.kernels.cpu import chosen_loops
-
-        hidden = torch.empty(0, self._size, dtype=torch.bool) if self._hidden is None else self._hidden
-        blocks = (self._in_blocks(x).contiguous() for x in (k, v))
-        terms = [x.detach().numpy() for x in (_by_token(q), *blocks, self._chosen.contiguous(), hidden.contiguous())]
-        given = partial(getattr(chosen_loops, loop), *terms, k.shape[1], scale, *(x.numpy() for x in tensors))
-        in_ranges(given, len(k) * k.shape[1])
-
-    def _of_blocks(self, blocks: Tensor, like: Tensor) -> Tensor:
-        """Return the keys (B, G, S, K) in blocks (B * G * M, size, K)."""
-        return blocks.view(*like.shape[:2], -1, like.shape[-1])[:, :, : like.shape[2]]
+        d_k, d_v = (x.view(*k.shape[:2], -1, k.shape[-1])[:, :, : k.shape[2]] for x in (d_keys, d_values))
+        return d_q, d_k, d_v
 
     def _in_blocks(self, x: Tensor) -> Tensor:
         """Return the blocks (B * G * M, size, K) of keys (B, G, S, K), in float32 at least."""
@@ -210,11 +174,6 @@ def _layout(of: tuple[slice, slice], chosen: Tensor, query: Tensor, first: Tenso
     pairs = kept.sum(-1).flatten()
     first_pair = (pairs.cumsum(0) - pairs).int()
     return _Layout(of, kept, place, first_pair, queries.view(-1, width), number, hidden)
-
-
-def _by_token(x: Tensor) -> Tensor:
-    """Return x (B, H, T, X) as (B, T, H, X), one after the other in memory."""
-    return x.detach().transpose(1, 2).contiguous()
 
 
 def _rows(x: Tensor) -> Tensor:
