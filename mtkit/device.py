@@ -53,7 +53,7 @@ _kernels_enabled = [False]
 
 @contextmanager
 def triton_kernels(enabled: bool) -> Iterator[None]:
-    """Whether `runs_kernels` may be true inside, in all threads."""
+    """Set whether `runs_kernels` may return True inside, in all threads."""
     previous, _kernels_enabled[0] = _kernels_enabled[0], enabled
     try:
         yield
@@ -62,9 +62,9 @@ def triton_kernels(enabled: bool) -> Iterator[None]:
 
 
 def runs_kernels(*tensors: Tensor) -> bool:
-    """Whether kernels in Triton take these tensors: of one type, with numbers, on the present GPU, where enabled.
+    """Return whether kernels in Triton are enabled (`triton_kernels`) and take these tensors.
 
-    The type is bfloat16, float16 or float32.
+    All are on the present GPU, not empty, and of one type: bfloat16, float16 or float32.
     """
     first = tensors[0]
     return (

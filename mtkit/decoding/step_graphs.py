@@ -144,8 +144,8 @@ class StepGraphs:
     def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Logits, State, Tensor | None]:
         """The model's `step`, recorded if its attentions have a state of fixed shapes.
 
-        Such a state is "shared", so that `reorder` leaves it alone and only chooses from "order", the hypotheses that
-        the present ones continue; the recorded step reorders it.
+        Such a state is under "shared", which `reorder` does not change. It changes "order" (B, N), the hypotheses that
+        the present ones continue, by which the recorded step reorders the state.
         """
         steps, room = state["steps"], state.get("room", 0)
         if not room:

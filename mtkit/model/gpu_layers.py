@@ -2,7 +2,7 @@
 
 PyTorch runs a kernel for each sum, dropout and norm, and for the gradient of each vector. Most of the time between
 products is reading and writing, of which these kernels (`gpu_kernels`) do half. Dropout's mask is a function of a seed,
-which is drawn on the device from PyTorch's generator, and kept for the backward pass in place of the mask.
+which is drawn on the device from PyTorch's generator. The backward pass keeps the seed instead of the mask.
 """
 
 from functools import cache

@@ -192,7 +192,7 @@ class Precision:
     """The precision of training: float32, or autocast in bfloat16 (`LowWeights`) or float16 (with loss scaling)."""
 
     def __init__(self, setting: str, device: torch.device, *, kernels: bool = False) -> None:
-        """`setting` is `training.precision`; `kernels`: whether updates use kernels in Triton where they can.
+        """`setting` is `training.precision`; `kernels`: whether updates use kernels in Triton.
 
         Raises: RunError if the hardware does not support the precision.
         """

@@ -54,7 +54,8 @@ def resolve_precision(
 ) -> Precision:
     """The precision that the run in the folder trains in, and whether with Triton's kernels; the same in all processes.
 
-    Measures it if the run is new, and all machines have a choice.
+    Measures it if the run is new, and all machines have a choice. Kernels are left out if `training.deterministic` asks
+    for the same results in each run, and with several GPUs.
     """
     setting, about, device = recipe.training.precision, Run(folder).about, world.device
     if recipe.training.shard and world.size > 1:  # a sharded model is not copied to measure
@@ -64,6 +65,8 @@ def resolve_precision(
     if "kernels" in about:
         return Precision(setting, device, kernels=about["kernels"])
     possible = ways(setting, device)
+    if device.type == "cuda" and (recipe.training.deterministic or world.size > 1):
+        possible = possible[:1]
     (fewest,) = world.agree(-len(possible))  # those that all machines have
     possible = possible[: -int(fewest)]
     if can_resume(folder):  # by a version that measured nothing

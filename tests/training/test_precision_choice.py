@@ -283,6 +283,22 @@ def test_kernels_on_a_gpu_are_chosen_once(
     assert len(said) == 1
 
 
+@pytest.mark.parametrize(("deterministic", "processes"), [(True, 1), (False, 2)])
+def test_kernels_are_not_measured_for_repeatable_results_and_several_gpus(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deterministic: bool, processes: int
+) -> None:
+    train(tiny(), prepared, tmp_path / "run", command=[])
+    monkeypatch.setattr("mtkit.training.precision.has_triton", lambda: True)
+    monkeypatch.setattr(precision_choice, "can_resume", lambda _: False)
+    monkeypatch.setattr("mtkit.training.precision.best_precision", lambda _: "bfloat16")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    world = Gpu()
+    world.size = processes
+    recipe = tiny(training={"precision": "bfloat16", "deterministic": deterministic})
+    given: list[Any] = [recipe, tmp_path / "run", None, None, world, print]
+    assert not precision_choice.resolve_precision(*given).kernels
+
+
 @pytest.mark.parametrize("kernels", [False, True])
 def test_kernels_are_enabled_in_updates_alone(
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch, kernels: bool

@@ -86,16 +86,8 @@ def with_room_for(state: State, steps: int) -> State:
         seen[:, :, : state["rows"]] = True
     if state["rows"] >= COMPACTED and not has_one_row_per_position(state):
         state = _remove_unseen(state)
-    rows, room = state["rows"], state["rows"] + steps * seen.shape[1]
-
-    def with_room(x: Tensor, dim: int) -> Tensor:
-        wider = x.new_zeros([room if number == dim else size for number, size in enumerate(x.shape)])
-        wider.narrow(dim, 0, rows).copy_(x.narrow(dim, 0, rows))
-        return wider
-
-    shared = {name: with_room(value, 1 if name == "position" else 2) for name, value in state["shared"].items()}
     counters = {name: torch.full_like(seen[:, :, 0], state[name], dtype=torch.long) for name in ("rows", "count")}
-    return {"shared": shared, "seen": with_room(state["seen"], 2), **counters}
+    return {**_grown(state, state["rows"] + steps * seen.shape[1]), **counters}
 
 
 def _write_rows(state: State, k: Tensor, v: Tensor) -> State:
@@ -119,9 +111,7 @@ def _ensure_capacity(state: State, hypotheses: int) -> State:
     if room >= COMPACTED and len(state["seen"]) and not has_one_row_per_position(state):
         state = _remove_unseen(state)
     end = state["rows"] + hypotheses
-    room = max(room, capacity_for(end, end + end // 2))
-    shared = {name: _grow(value, 1 if name == "position" else 2, room) for name, value in state["shared"].items()}
-    return {**state, "shared": shared, "seen": _grow(state["seen"], 2, room)}
+    return _grown(state, max(room, capacity_for(end, end + end // 2)))
 
 
 def _remove_unseen(state: State) -> State:
@@ -152,8 +142,14 @@ def has_one_row_per_position(state: State) -> bool:
     return not is_fixed(state) and bool(state["rows"] == state["count"])
 
 
-def _grow(x: Tensor, dim: int, room: int) -> Tensor:
-    """Grow x to `room` entries along `dim`; the new entries are uninitialized."""
-    wider = x.new_empty([room if number == dim else size for number, size in enumerate(x.shape)])
-    wider.narrow(dim, 0, x.shape[dim]).copy_(x)
-    return wider
+def _grown(state: State, room: int) -> State:
+    """Return the state with its rows in tensors that hold `room` rows; the other rows are zero."""
+    rows = state["rows"]
+
+    def grown(x: Tensor, dim: int) -> Tensor:
+        wider = x.new_zeros([room if number == dim else size for number, size in enumerate(x.shape)])
+        wider.narrow(dim, 0, rows).copy_(x.narrow(dim, 0, rows))
+        return wider
+
+    shared = {name: grown(value, 1 if name == "position" else 2) for name, value in state["shared"].items()}
+    return {**state, "shared": shared, "seen": grown(state["seen"], 2)}

@@ -119,7 +119,7 @@ def fused_attention(
 def hides_all_keys(q: Tensor) -> bool:
     """Whether a query (B, H, T, K) all of whose scores get -inf gets zero, and no gradient, from the fused kernel.
 
-    On CUDA all kernels of PyTorch do so, cuDNN's aside.
+    On CUDA all kernels of PyTorch do so, except cuDNN's.
     """
     return q.is_cuda and not torch.backends.cuda.cudnn_sdp_enabled()
 
@@ -133,7 +133,7 @@ _latest: list[Any] = [lambda: None, None]
 
 @torch.inference_mode(False)  # the kept tensor also serves training
 def padding_bias(valid: Tensor, dtype: torch.dtype) -> Tensor:
-    """What to add to scores so that only keys of `valid` (B, S) are seen: 0 and -inf, (B, 1, 1, S).
+    """Return the mask (B, 1, 1, S) to add to scores: 0 for keys of `valid` (B, S), -inf for others.
 
     All layers that read the same padding share one, made by the first of them: to make it takes a GPU longer than to
     read it.

@@ -21,7 +21,7 @@ CHECK_EVERY = 8
 
 WORTHWHILE, ENOUGH = 0.2, 8
 """Finished segments are dropped from the batch on a CPU if they are this share of it, or this number; on an
-accelerator, where a smaller batch is a new shape and hardly faster, if they are half of it."""
+accelerator, if they are half of it, because a smaller batch has a new shape and is hardly faster."""
 
 LEAST_COVERAGE = 1e-10
 """Minimum attention of a source piece in the coverage penalty, so that its logarithm is finite."""
