@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -97,18 +98,18 @@ def distance(one: Tensor, other: Tensor) -> float:
     return ((one - other).norm() / other.norm().clamp_min(1e-30)).item()
 
 
-def use_kernels() -> None:
-    """Let trainings use Triton's kernels where they can, whether these are faster here or not."""
+def train_with_kernels(recipe: Recipe, prepared: Prepared, folder: Path, device: str) -> None:
+    """Train; with Triton's kernels if the device has them, whether these are faster here or not."""
 
     def last_way(recipe: Recipe, folder: Path, model: Network, data: DataLoader, world: World, say: Say) -> Precision:
         return ways(recipe.training.precision, world.device)[-1]
 
-    loop.resolve_precision = last_way
+    with patch.object(loop, "resolve_precision", last_way):
+        train(recipe, prepared, folder, command=[], device=device)
 
 
 def learning(setup: Setup) -> Iterator[Result]:
     """200 updates in each precision with each optimiser: the loss must be float32's within 2%."""
-    use_kernels()
     prepared, updates = builtin(setup), 4 if setup.tiny else 200
     cases = [(name, optimizer) for name in ("float32", "bfloat16", "float16") for optimizer in ("adamw", "muon")]
     for precision, optimizer in own(setup, cases):
@@ -124,7 +125,7 @@ def learning(setup: Setup) -> Iterator[Result]:
                     where = Path(folder) / name
                     if not where.exists():
                         recipe = small(training=settings)
-                        train(recipe, prepared, where, command=[], device=setup.device)
+                        train_with_kernels(recipe, prepared, where, setup.device)
                     rows = list(read_metrics(where / "metrics.jsonl"))
                     losses[name] = [row["loss"] for row in rows if row["kind"] == "train"]
                     losses[name] += [row["nll"] for row in rows if row["kind"] == "validation"]
@@ -177,7 +178,6 @@ def _gradients(recipe: Recipe, prepared: Prepared, device: str, precision: str) 
 
 def resume(setup: Setup) -> Iterator[Result]:
     """A run that is stopped and resumed beside one that is not: equal with `deterministic`, near without."""
-    use_kernels()
     prepared = builtin(setup)
     for exact in own(setup, [True, False]):
 
@@ -195,7 +195,7 @@ def resume(setup: Setup) -> Iterator[Result]:
             with TemporaryDirectory() as name:
                 straight, resumed = Path(name) / "straight", Path(name) / "resumed"
                 for folder, updates in ((straight, 24), (resumed, 12), (resumed, 24)):
-                    train(recipe(updates), prepared, folder, command=[], device=setup.device)
+                    train_with_kernels(recipe(updates), prepared, folder, setup.device)
                 apart = 0.0
                 for file in ("model", "optimizer"):
                     one, two = (
