@@ -25,8 +25,8 @@ WORKS = ("forward-backward", "step")
 FORMS = ("sub-layer", "attention")
 METRICS = ("seconds", "peak_bytes", "flops")
 
-PROBES = (128, 256)
-"""Lengths whose memory predicts the memory of longer ones."""
+PROBES = (128, 512, 2048)
+"""Lengths whose memory predicts the memory of longer ones. Mechanisms of blocks need many blocks to show their cost."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def measure_attention(
         check_role(find(name), setting.role)
     options = options_of(names, setting.options)
     for name in names:
-        _build(name, "sub-layer", min(lengths[-1], PROBES[-1]), setting, options)  # mistakes show before any work
+        _build(name, "sub-layer", min(lengths[-1], PROBES[0]), setting, options)  # mistakes show before any work
     run = _Run(names, lengths, setting, options, on_progress)
     for form in FORMS:
         for length in lengths:
@@ -237,13 +237,12 @@ class _Run:
 
     def _fits(self, name: str, form: str, length: int) -> bool:
         """Return whether the mechanism supports this length and its predicted memory is free."""
-        held = self._held.setdefault((name, form), {})
+        held, free = self._held.setdefault((name, form), {}), free_bytes(self.setting.device)
         for probe in PROBES:
-            if probe < length and len(held) < len(PROBES):
+            if max(held, default=0) < probe < length and self._needed(name, form, probe) <= free:
                 work = training(self._build(name, form, probe), *self._inputs(probe))
                 held[probe] = cost_of(work, self.setting.device).peak_bytes
-        inputs = 3 * torch.float32.itemsize * self.setting.batch * length * self.setting.width
-        need, free = inputs + predict_bytes(held, length, find(name).growth), free_bytes(self.setting.device)
+        need = self._needed(name, form, length)
         if need > free:
             self._skip(name, form, length, f"needs about {in_words(need)}, and {in_words(free)} are free")
             return False
@@ -252,6 +251,11 @@ class _Run:
             self._skip(name, form, length, f"takes {longest:,} positions at most")
             return False
         return True
+
+    def _needed(self, name: str, form: str, length: int) -> float:
+        """Return the bytes of inputs and of the mechanism, as predicted from shorter lengths."""
+        inputs = 3 * torch.float32.itemsize * self.setting.batch * length * self.setting.width
+        return inputs + predict_bytes(self._held[name, form], length, find(name).growth)
 
     def _inputs(self, length: int) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return query, memory and output gradient, each (B, T, D)."""

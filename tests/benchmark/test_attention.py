@@ -67,6 +67,21 @@ def test_the_flops_of_a_step_are_those_counted_by_hand(decoder: Benchmark, cross
     ]
 
 
+@pytest.mark.parametrize("name", ["moba", "native-sparse", "full"])
+def test_predicted_memory_is_near_what_a_layer_needs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of a single length: in a few hundred tokens, `moba` and `native-sparse` attend to nearly everything."""
+    predicted: list[float] = []
+    predict = attention.predict_bytes
+
+    def kept(held: dict[int, int], length: int, growth: float) -> float:
+        predicted.append(predict(held, length, growth))
+        return predicted[-1]
+
+    monkeypatch.setattr(attention, "predict_bytes", kept)
+    (measured,) = measure_attention([name], [4096], setting()).rows(name, "forward-backward", "attention")
+    assert 0.5 < predicted[-1] / measured.peak_bytes < 2
+
+
 def test_a_step_of_bounded_state_costs_the_same_everywhere(decoder: Benchmark) -> None:
     for name in ("band", "linear"):
         for metric in ("peak_bytes", "flops"):
