@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from mtkit.cli.options import (
     Checkpoint,
@@ -28,15 +29,14 @@ NO_FONT = " (letters without an installed font are boxes)"
 
 
 def align(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Source text: one line.")],
+    text: Annotated[str, Argument(metavar="TEXT", help="Source text: one line.")],
     target: Translation = None,
     name: RunName = None,
     run: RunFolder = None,
     direction: Direction = None,
     checkpoint: Checkpoint = "best",
     output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Picture (PNG), if matplotlib is installed.  [default: alignment.png]"),
+        Path | None, Option(metavar="FILE", help="Picture (PNG), if matplotlib is installed.  [default: alignment.png]")
     ] = None,
     device: Device = "auto",
     threads: Threads = None,

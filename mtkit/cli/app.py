@@ -9,6 +9,7 @@ from keyword import iskeyword
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer import Option
 
 from mtkit.errors import MtkitError, cut, cut_words
 from mtkit.version import __version__
@@ -74,7 +75,7 @@ def _print_version(requested: bool) -> None:
 def _mtkit(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+        bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     from mtkit.process import collect_garbage_rarely, keep_freed_memory, set_environment

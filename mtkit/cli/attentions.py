@@ -3,19 +3,20 @@
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from mtkit.errors import MtkitError
 
 
 def attentions(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Show this mechanism with its options; years with --year.")
+        str | None, Argument(metavar="NAME", help="Show this mechanism with its options; years with --year.")
     ] = None,
     complexity: Annotated[
-        bool, typer.Option("--complexity", help="List cost, sequential operations and longest path instead.")
+        bool, Option("--complexity", help="List cost, sequential operations and longest path instead.")
     ] = False,
     year: Annotated[
-        bool, typer.Option("--year", help="List by year of the paper; only some years: --year 2021-2026.")
+        bool, Option("--year", help="List by year of the paper; only some years: --year 2021-2026.")
     ] = False,
 ) -> None:
     """List the attention mechanisms, or show one with its options.

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from mtkit.cli.options import (
     MOST,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from mtkit.runs import Run
     from mtkit.training.world import World
 
-Repeats = Annotated[int, typer.Option(min=1, max=MOST, help="Measurements per case; the fastest counts.")]
-Output = Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder for table, JSON and picture.")]
+Repeats = Annotated[int, Option(min=1, max=MOST, help="Measurements per case; the fastest counts.")]
+Output = Annotated[Path, Option(metavar="FOLDER", help="Output folder for table, JSON and picture.")]
 OUTPUT = Path("mtkit-benchmark")
 
 benchmark = typer.Typer(invoke_without_command=True)
@@ -69,21 +70,21 @@ def train(
     data: PreparedData = None,
     preset: Preset = None,
     attention: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Mechanisms, each in the roles of its paper; all: every one.")
+        str | None, Option(metavar="A,B", help="Mechanisms, each in the roles of its paper; all: every one.")
     ] = None,
     attention_option: AttentionOptions = None,
     precision: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="P,P",
             help="Precisions, e.g. float32,bfloat16; auto: all that auto chooses from.  [default: the recipe's]",
         ),
     ] = None,
     beside: Annotated[
-        str | None, typer.Option(metavar="PROGRAM", help="Other program, if installed: huggingface (MarianMTModel).")
+        str | None, Option(metavar="PROGRAM", help="Other program, if installed: huggingface (MarianMTModel).")
     ] = None,
-    updates: Annotated[int, typer.Option(min=1, max=MOST, help="Timed updates.")] = 100,
-    warmup: Annotated[int, typer.Option(min=3, max=MOST, help="Updates before the timed ones.")] = 20,
+    updates: Annotated[int, Option(min=1, max=MOST, help="Timed updates.")] = 100,
+    warmup: Annotated[int, Option(min=3, max=MOST, help="Updates before the timed ones.")] = 20,
     batch_tokens: BatchTokens = None,
     accumulate: Accumulate = None,
     device: Device = "auto",
@@ -150,27 +151,27 @@ def train(
 def decode(
     run: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FOLDER", help="Run folder; several are measured in turns.  [default: the latest run]"),
+        Option(metavar="FOLDER", help="Run folder; several are measured in turns.  [default: the latest run]"),
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option("--name", metavar="NAME", help="Name of the run in mtkit-runs; several are measured in turns."),
+        Option("--name", metavar="NAME", help="Name of the run in mtkit-runs; several are measured in turns."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Prepared data with the side.  [default: each run's]")
+        Path | None, Option(metavar="FOLDER", help="Prepared data with the side.  [default: each run's]")
     ] = None,
-    side: Annotated[str | None, typer.Option(help="Side to translate.  [default: the first test side]")] = None,
+    side: Annotated[str | None, Option(help="Side to translate.  [default: the first test side]")] = None,
     checkpoint: Checkpoint = "best",
     segments: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Translate only the first segments.  [default: all]")
+        int | None, Option(min=1, max=MOST, help="Translate only the first segments.  [default: all]")
     ] = None,
-    beam: Annotated[str, typer.Option(metavar="N,N", help="Beam sizes; 1 is greedy.")] = "1,5",
+    beam: Annotated[str, Option(metavar="N,N", help="Beam sizes; 1 is greedy.")] = "1,5",
     dtype: Annotated[
-        str, typer.Option(metavar="D,D", help="Arithmetics of mtkit; agreement is measured with the first.")
+        str, Option(metavar="D,D", help="Arithmetics of mtkit; agreement is measured with the first.")
     ] = "float32",
     shortlist: Annotated[
         int,
-        typer.Option(
+        Option(
             metavar="N",
             min=0,
             max=100,
@@ -179,12 +180,12 @@ def decode(
     ] = 0,
     batch_tokens: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Padded source pieces per batch, counted per hypothesis; the fastest counts."),
+        Option(metavar="N,N", help="Padded source pieces per batch, counted per hypothesis; the fastest counts."),
     ] = None,
     beside: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Other programs with the same weights: huggingface,ctranslate2.")
+        str | None, Option(metavar="A,B", help="Other programs with the same weights: huggingface,ctranslate2.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, max=MOST, help="Translations of the side per program and beam.")] = 3,
+    repeats: Annotated[int, Option(min=1, max=MOST, help="Translations of the side per program and beam.")] = 3,
     device: Device = "auto",
     threads: Threads = None,
     output: Output = OUTPUT,
@@ -239,18 +240,18 @@ def decode(
 @benchmark.command()
 def documents(
     attention: Annotated[
-        str, typer.Option(metavar="A,B", help="Mechanisms, each in the decoder and cross roles that it can play.")
+        str, Option(metavar="A,B", help="Mechanisms, each in the decoder and cross roles that it can play.")
     ] = "linear",
-    lengths: Annotated[str, typer.Option(metavar="T,T", help="Pieces of each side of a document.")] = "500,1000,2000",
+    lengths: Annotated[str, Option(metavar="T,T", help="Pieces of each side of a document.")] = "500,1000,2000",
     recipe: Annotated[
-        Path | None, typer.Option(help="Recipe with the model: a YAML file or a name from `mtkit recipes`.")
+        Path | None, Option(help="Recipe with the model: a YAML file or a name from `mtkit recipes`.")
     ] = None,
     preset: Preset = None,
     attention_option: AttentionOptions = None,
-    vocabulary: Annotated[int, typer.Option(min=10, max=1_000_000, help="Vocabulary size.")] = 8000,
-    documents: Annotated[int, typer.Option(min=1, max=MOST, help="Documents decoded at once, in one batch.")] = 1,
-    beam: Annotated[int, typer.Option(min=1, max=1000, help="Beam size.")] = 5,
-    dtype: Annotated[str, typer.Option(help="Arithmetic: float32, bfloat16, float16 or int8.")] = "float32",
+    vocabulary: Annotated[int, Option(min=10, max=1_000_000, help="Vocabulary size.")] = 8000,
+    documents: Annotated[int, Option(min=1, max=MOST, help="Documents decoded at once, in one batch.")] = 1,
+    beam: Annotated[int, Option(min=1, max=1000, help="Beam size.")] = 5,
+    dtype: Annotated[str, Option(help="Arithmetic: float32, bfloat16, float16 or int8.")] = "float32",
     repeats: Repeats = 1,
     device: Device = "auto",
     threads: Threads = None,
@@ -298,14 +299,13 @@ def documents(
 @benchmark.command()
 def attention(
     names: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="Mechanisms.  [default: all of linear cost published for the role]"),
+        str | None, Option(metavar="A,B", help="Mechanisms.  [default: all of linear cost published for the role]")
     ] = None,
-    lengths: Annotated[str, typer.Option(metavar="T,T", help="Sequence lengths.")] = "512,1024,2048,4096",
-    role: Annotated[str, typer.Option(help="Role: encoder, decoder or cross.")] = "encoder",
-    heads: Annotated[int, typer.Option(min=1, max=1_000_000, help="Attention heads.")] = 8,
-    width: Annotated[int, typer.Option(min=1, max=1_000_000, help="Model width, all heads together.")] = 512,
-    batch: Annotated[int, typer.Option(min=1, max=1_000_000, help="Segments per batch.")] = 1,
+    lengths: Annotated[str, Option(metavar="T,T", help="Sequence lengths.")] = "512,1024,2048,4096",
+    role: Annotated[str, Option(help="Role: encoder, decoder or cross.")] = "encoder",
+    heads: Annotated[int, Option(min=1, max=1_000_000, help="Attention heads.")] = 8,
+    width: Annotated[int, Option(min=1, max=1_000_000, help="Model width, all heads together.")] = 512,
+    batch: Annotated[int, Option(min=1, max=1_000_000, help="Segments per batch.")] = 1,
     attention_option: AttentionOptions = None,
     repeats: Repeats = 3,
     device: Device = "auto",

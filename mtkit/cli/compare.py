@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from mtkit.cli.options import (
     AttentionOptions,
@@ -26,67 +27,63 @@ if TYPE_CHECKING:
     from mtkit.experiments.folder import Folder
     from mtkit.experiments.study import Study
 
+OUT = Path("mtkit-compare")
 STOPPED = "stopped; the same command resumes"
 
 
 def compare(
     searched: Annotated[
-        list[str] | None, typer.Argument(metavar="[SETTING=A,B]...", help="More settings for --search.")
+        list[str] | None, Argument(metavar="[SETTING=A,B]...", help="More settings for --search.")
     ] = None,
     attention: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Entries, e.g. full,band[window_radius=16],linear@encoder; all: every one."),
+        Option(metavar="A,B", help="Entries, e.g. full,band[window_radius=16],linear@encoder; all: every one."),
     ] = None,
     study: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Study: a YAML file, or a name from `mtkit studies`.")
+        Path | None, Option(metavar="FILE", help="Study: a YAML file, or a name from `mtkit studies`.")
     ] = None,
     recipe: RecipeFile = None,
     data: PreparedData = None,
     task: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Built-in task instead of --data; repeatable.")
+        list[str] | None, Option(metavar="NAME", help="Built-in task instead of --data; repeatable.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Output folder for rows, tables, pictures and runs.")
-    ] = Path("mtkit-compare"),
+    out: Annotated[Path, Option(metavar="FOLDER", help="Output folder for rows, tables, pictures and runs.")] = OUT,
     attention_option: AttentionOptions = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="N", help="Number of seeds, or a list: 1,2,7.  [default: the recipe's seed]")
+        str | None, Option(metavar="N", help="Number of seeds, or a list: 1,2,7.  [default: the recipe's seed]")
     ] = None,
     search: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SETTING=A,B", help="Values of a setting to search, or a range A..B."),
+        list[str] | None, Option(metavar="SETTING=A,B", help="Values of a setting to search, or a range A..B.")
     ] = None,
-    search_method: Annotated[str | None, typer.Option(help="Search: grid, random or bayesian.")] = None,
-    search_trials: Annotated[int | None, typer.Option(help="Trials per entry of random and Bayesian search.")] = None,
+    search_method: Annotated[str | None, Option(help="Search: grid, random or bayesian.")] = None,
+    search_trials: Annotated[int | None, Option(help="Trials per entry of random and Bayesian search.")] = None,
     search_share: Annotated[
-        float | None, typer.Option(help="Share of the budget for a trial of the search.  [default: 1]")
+        float | None, Option(help="Share of the budget for a trial of the search.  [default: 1]")
     ] = None,
-    pruner: Annotated[
-        str | None, typer.Option(help="Stop bad trials of the search early: none, median or halving.")
-    ] = None,
+    pruner: Annotated[str | None, Option(help="Stop bad trials of the search early: none, median or halving.")] = None,
     match: Annotated[
-        str | None, typer.Option(help="Equal parameters or flops, by the feed-forward width of each entry.")
+        str | None, Option(help="Equal parameters or flops, by the feed-forward width of each entry.")
     ] = None,
-    max_updates: Annotated[int | None, typer.Option(help="Updates per trial.")] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="Training minutes per trial.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Target tokens per trial.")] = None,
-    max_flops: Annotated[float | None, typer.Option(help="Training FLOPs per trial.")] = None,
+    max_updates: Annotated[int | None, Option(help="Updates per trial.")] = None,
+    max_minutes: Annotated[float | None, Option(help="Training minutes per trial.")] = None,
+    max_tokens: Annotated[int | None, Option(help="Target tokens per trial.")] = None,
+    max_flops: Annotated[float | None, Option(help="Training FLOPs per trial.")] = None,
     batch_tokens: BatchTokens = None,
     columns: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Columns of the table, e.g. BLEU,chrF,loss,parameters.")
+        str | None, Option(metavar="A,B", help="Columns of the table, e.g. BLEU,chrF,loss,parameters.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Trials to run at the same time.")] = 1,
+    jobs: Annotated[int, Option(min=1, max=1024, help="Trials to run at the same time.")] = 1,
     ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run the trials on a Ray cluster: auto, or its address.")
+        str | None, Option(metavar="ADDRESS", help="Run the trials on a Ray cluster: auto, or its address.")
     ] = None,
     join: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FOLDER", help="Add the results of another folder, or of its results.jsonl; repeatable."),
+        Option(metavar="FOLDER", help="Add the results of another folder, or of its results.jsonl; repeatable."),
     ] = None,
     reproduce: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Compute a row of this results.jsonl again (--row).")
+        Path | None, Option(metavar="FILE", help="Compute a row of this results.jsonl again (--row).")
     ] = None,
-    row: Annotated[int | None, typer.Option(min=1, help="Row of --reproduce, from 1.")] = None,
+    row: Annotated[int | None, Option(min=1, help="Row of --reproduce, from 1.")] = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:

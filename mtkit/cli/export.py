@@ -4,14 +4,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from mtkit.cli.options import Checkpoint, RunFolder, RunName
 from mtkit.cli.progress import note
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder; for argos, new file.")],
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="huggingface, ctranslate2 or argos.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="New folder; for argos, new file.")],
+    to: Annotated[str, Option(metavar="FORMAT", help="huggingface, ctranslate2 or argos.")],
     name: RunName = None,
     run: RunFolder = None,
     checkpoint: Checkpoint = "best",

@@ -5,18 +5,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 
 def import_(
     model: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="Folder of a Hugging Face Marian model, or its name on the hub.")
+        str, Argument(metavar="FOLDER", help="Folder of a Hugging Face Marian model, or its name on the hub.")
     ],
-    name: Annotated[str, typer.Option(help="Name of the run: its folder in mtkit-runs.")],
+    name: Annotated[str, Option(help="Name of the run: its folder in mtkit-runs.")],
     source_language: Annotated[
-        str | None, typer.Option(metavar="EN", help="Source language.  [default: as in tokenizer_config.json]")
+        str | None, Option(metavar="EN", help="Source language.  [default: as in tokenizer_config.json]")
     ] = None,
     target_language: Annotated[
-        str | None, typer.Option(metavar="DE", help="Target language.  [default: as in tokenizer_config.json]")
+        str | None, Option(metavar="DE", help="Target language.  [default: as in tokenizer_config.json]")
     ] = None,
 ) -> None:
     """Make a run of a Marian model (OPUS-MT and models fine-tuned from it).

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from mtkit.errors import MtkitError, cut, shown
 
@@ -14,41 +15,34 @@ MOST = 10**9
 """Maximum of a benchmark's counts."""
 
 RecipeFile = Annotated[
-    Path | None, typer.Option(help="Recipe: a YAML file or a name from `mtkit recipes`. Options override it.")
+    Path | None, Option(help="Recipe: a YAML file or a name from `mtkit recipes`. Options override it.")
 ]
-PreparedData = Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")]
-Preset = Annotated[str | None, typer.Option(help="Model size: tiny, small, base or big.  [default: tiny]")]
+PreparedData = Annotated[Path | None, Option(help="Folder of prepared data.  [default: mtkit-data]")]
+Preset = Annotated[str | None, Option(help="Model size: tiny, small, base or big.  [default: tiny]")]
 AttentionOptions = Annotated[
-    list[str] | None,
-    typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it, e.g. window_radius=64."),
+    list[str] | None, Option(metavar="KEY=VALUE", help="Option of every mechanism that has it, e.g. window_radius=64.")
 ]
-BatchTokens = Annotated[int | None, typer.Option(help="Maximum padded tokens per batch.")]
-Accumulate = Annotated[int | None, typer.Option(help="Batches per update.")]
-RunName = Annotated[str | None, typer.Option(help="Name of the run in mtkit-runs.  [default: the latest run]")]
-RunFolder = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder.")]
+BatchTokens = Annotated[int | None, Option(help="Maximum padded tokens per batch.")]
+Accumulate = Annotated[int | None, Option(help="Batches per update.")]
+RunName = Annotated[str | None, Option(help="Name of the run in mtkit-runs.  [default: the latest run]")]
+RunFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Run folder.")]
 EnsembleFolders = Annotated[
-    list[Path] | None,
-    typer.Option(metavar="FOLDER", help="Run folder; several form an ensemble.  [default: the latest run]"),
+    list[Path] | None, Option(metavar="FOLDER", help="Run folder; several form an ensemble.  [default: the latest run]")
 ]
 EnsembleNames = Annotated[
-    list[str] | None,
-    typer.Option("--name", metavar="NAME", help="Name of the run in mtkit-runs; several form an ensemble."),
+    list[str] | None, Option("--name", metavar="NAME", help="Name of the run in mtkit-runs; several form an ensemble.")
 ]
-Checkpoint = Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")]
-Direction = Annotated[str | None, typer.Option(metavar="EN-FR", help="Direction; required for runs with several.")]
-Translation = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Its translation.  [default: the run's translation]")
-]
-Arithmetic = Annotated[
-    str, typer.Option(help="Arithmetic: auto (float32), bfloat16, float16, or int8 (CPU only, faster).")
-]
-Device = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
-Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")]
+Checkpoint = Annotated[str, Option(help="Checkpoint: best, last, average or a name.")]
+Direction = Annotated[str | None, Option(metavar="EN-FR", help="Direction; required for runs with several.")]
+Translation = Annotated[str | None, Option(metavar="TEXT", help="Its translation.  [default: the run's translation]")]
+Arithmetic = Annotated[str, Option(help="Arithmetic: auto (float32), bfloat16, float16, or int8 (CPU only, faster).")]
+Device = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
+Threads = Annotated[int | None, Option(min=1, max=1024, help="CPU threads.  [default: one per core]")]
 
 
 SegmentScores = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="NAME=FILE",
         help="Scores of another metric, a number per line; repeatable, one per run or file in order.",
     ),

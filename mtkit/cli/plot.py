@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from mtkit.cli.align import NO_FONT, attend
 from mtkit.cli.options import (
@@ -45,15 +46,13 @@ def _plot(context: typer.Context) -> None:
 
 @plot.command()
 def attention(
-    source: Annotated[str, typer.Option(metavar="TEXT", help="Source text: one line.")],
+    source: Annotated[str, Option(metavar="TEXT", help="Source text: one line.")],
     target: Translation = None,
     name: RunName = None,
     run: RunFolder = None,
     direction: Direction = None,
     checkpoint: Checkpoint = "best",
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Picture (PNG).  [default: attention.png]")
-    ] = None,
+    output: Annotated[Path | None, Option(metavar="FILE", help="Picture (PNG).  [default: attention.png]")] = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -79,17 +78,17 @@ def attention(
 
 @plot.command()
 def output(
-    source: Annotated[str, typer.Option(metavar="TEXT", help="Source text: one line.")],
+    source: Annotated[str, Option(metavar="TEXT", help="Source text: one line.")],
     target: Translation = None,
-    top: Annotated[int, typer.Option(min=1, max=50, help="Likeliest pieces per step.")] = 5,
+    top: Annotated[int, Option(min=1, max=50, help="Likeliest pieces per step.")] = 5,
     name: RunName = None,
     run: RunFolder = None,
     direction: Direction = None,
     checkpoint: Checkpoint = "best",
     file: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Picture (PNG).  [default: output.png]")
+        Path | None, Option("--output", metavar="FILE", help="Picture (PNG).  [default: output.png]")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON with unrounded numbers.")] = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -145,19 +144,18 @@ def learned(
     name: RunName = None,
     run: RunFolder = None,
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Prepared data with the validation side.  [default: the run's]"),
+        Path | None, Option(metavar="FOLDER", help="Prepared data with the validation side.  [default: the run's]")
     ] = None,
     checkpoint: Checkpoint = "best",
     segments: Annotated[
-        int, typer.Option(min=0, help="Validation segments to measure on, drawn by --seed; 0: only parameters.")
+        int, Option(min=0, help="Validation segments to measure on, drawn by --seed; 0: only parameters.")
     ] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample.")] = 1,
+    seed: Annotated[int, Option(min=0, help="Seed of the sample.")] = 1,
     costs: Annotated[
-        bool, typer.Option("--costs/--no-costs", help="Switch each head off, one pass over the sample per head.")
+        bool, Option("--costs/--no-costs", help="Switch each head off, one pass over the sample per head.")
     ] = True,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Picture (PNG).  [default: learned.png]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
+    output: Annotated[Path | None, Option(metavar="FILE", help="Picture (PNG).  [default: learned.png]")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON with unrounded numbers.")] = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -206,19 +204,16 @@ def positions(
     run: RunFolder = None,
     checkpoint: Checkpoint = "best",
     preset: Annotated[
-        str | None, typer.Option(help="Draw an untrained model of this size instead: tiny, small, base or big.")
+        str | None, Option(help="Draw an untrained model of this size instead: tiny, small, base or big.")
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option(help="Draw an untrained model of this recipe instead: a file or a name.")
+        Path | None, Option(help="Draw an untrained model of this recipe instead: a file or a name.")
     ] = None,
-    count: Annotated[int, typer.Option("--positions", min=2, help="Positions, from the first.")] = 100,
+    count: Annotated[int, Option("--positions", min=2, help="Positions, from the first.")] = 100,
     dimension: Annotated[
-        list[int] | None,
-        typer.Option(min=0, help="Dimension drawn as a line, from 0; repeatable.  [default: four of them]"),
+        list[int] | None, Option(min=0, help="Dimension drawn as a line, from 0; repeatable.  [default: four of them]")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Picture (PNG).  [default: positions.png]")
-    ] = None,
+    output: Annotated[Path | None, Option(metavar="FILE", help="Picture (PNG).  [default: positions.png]")] = None,
 ) -> None:
     """Draw the position encodings of a run, or of an untrained model.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from mtkit.cli.options import RecipeFile, nonempty, parse_options
 from mtkit.cli.progress import note, through
@@ -16,57 +17,47 @@ _PAIR = "SRC TGT"
 
 def prepare(
     recipe: RecipeFile = None,
-    data: Annotated[Path | None, typer.Option(help="Output folder.  [default: mtkit-data]")] = None,
-    train: Annotated[_Files, typer.Option(metavar=_PAIR, help="Training text: source file, target file.")] = None,
-    valid: Annotated[_Files, typer.Option(metavar=_PAIR, help="Validation text, scored during training.")] = None,
-    test: Annotated[_Files, typer.Option(metavar=_PAIR, help="Test text, translated by `mtkit translate`.")] = None,
-    source_language: Annotated[
-        str | None, typer.Option(help="Source language.  [default: by file names, or script]")
-    ] = None,
+    data: Annotated[Path | None, Option(help="Output folder.  [default: mtkit-data]")] = None,
+    train: Annotated[_Files, Option(metavar=_PAIR, help="Training text: source file, target file.")] = None,
+    valid: Annotated[_Files, Option(metavar=_PAIR, help="Validation text, scored during training.")] = None,
+    test: Annotated[_Files, Option(metavar=_PAIR, help="Test text, translated by `mtkit translate`.")] = None,
+    source_language: Annotated[str | None, Option(help="Source language.  [default: by file names, or script]")] = None,
     target_language: Annotated[
-        str | None, typer.Option(help="Target language, e.g. ja.  [default: by file names, or script]")
+        str | None, Option(help="Target language, e.g. ja.  [default: by file names, or script]")
     ] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Maximum vocabulary size.  [default: 8,000]")] = None,
+    vocabulary: Annotated[int | None, Option(help="Maximum vocabulary size.  [default: 8,000]")] = None,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(metavar="bpe|unigram|words", help="Segmentation algorithm.  [default: bpe; words for tasks]"),
+        str | None, Option(metavar="bpe|unigram|words", help="Segmentation algorithm.  [default: bpe; words for tasks]")
     ] = None,
     normalization: Annotated[
-        str | None,
-        typer.Option(metavar="nfkc|nmt_nfkc|identity", help="Normalisation of source text.  [default: nfkc]"),
+        str | None, Option(metavar="nfkc|nmt_nfkc|identity", help="Normalisation of source text.  [default: nfkc]")
     ] = None,
-    separate: Annotated[
-        bool, typer.Option("--separate", help="One vocabulary per side instead of a joint one.")
-    ] = False,
+    separate: Annotated[bool, Option("--separate", help="One vocabulary per side instead of a joint one.")] = False,
     tokenizer_from: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Use the tokenizer of this run (name or folder) or prepared data."),
+        Path | None, Option(metavar="RUN", help="Use the tokenizer of this run (name or folder) or prepared data.")
     ] = None,
-    sentences: Annotated[
-        int | None, typer.Option(help="Built-in corpus: sentences per document.  [default: 1]")
-    ] = None,
+    sentences: Annotated[int | None, Option(help="Built-in corpus: sentences per document.  [default: 1]")] = None,
     task: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Built-in task, from `mtkit tasks`, instead of text.")
+        str | None, Option(metavar="NAME", help="Built-in task, from `mtkit tasks`, instead of text.")
     ] = None,
     task_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Setting of the task, e.g. longest=40, train=50000; repeatable."),
+        Option(metavar="KEY=VALUE", help="Setting of the task, e.g. longest=40, train=50000; repeatable."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Built-in corpus and tasks: random seed.  [default: 1]")] = None,
+    seed: Annotated[int | None, Option(help="Built-in corpus and tasks: random seed.  [default: 1]")] = None,
     keep_misaligned: Annotated[
-        bool, typer.Option("--keep-misaligned", help="Accept sides whose lines seem misaligned.")
+        bool, Option("--keep-misaligned", help="Accept sides whose lines seem misaligned.")
     ] = False,
     keep_overlap: Annotated[
-        bool, typer.Option("--keep-overlap", help="Keep training pairs that are also in a held-out side.")
+        bool, Option("--keep-overlap", help="Keep training pairs that are also in a held-out side.")
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="Encoding processes.  [default: one per core]")] = None,
+    workers: Annotated[int | None, Option(help="Encoding processes.  [default: one per core]")] = None,
     part: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="Encode the I-th of N parts of the training text, into its own folder."),
+        str | None, Option(metavar="I/N", help="Encode the I-th of N parts of the training text, into its own folder.")
     ] = None,
-    join: Annotated[bool, typer.Option("--join", help="Join the parts of --part, instead of encoding.")] = False,
+    join: Annotated[bool, Option("--join", help="Join the parts of --part, instead of encoding.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace data that was prepared with other settings.")
+        bool, Option("--overwrite", help="Replace data that was prepared with other settings.")
     ] = False,
 ) -> None:
     """Prepare text for training: tokenizer and encoded corpora.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from mtkit.cli.options import Device, Threads, echo_schema, nonempty, use_threads
 from mtkit.cli.progress import through
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
 
 recipes = typer.Typer(invoke_without_command=True)
 
-Which = Annotated[
-    Path,
-    typer.Argument(metavar="RECIPE", help="Recipe: a name from `mtkit recipes` or a YAML file."),
-]
+Which = Annotated[Path, Argument(metavar="RECIPE", help="Recipe: a name from `mtkit recipes` or a YAML file.")]
 
 
 @recipes.callback()
@@ -77,17 +75,14 @@ def check(
     recipe: Which,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Output folder for data and run.  [default: mtkit-recipes/RECIPE, limits added]"
-        ),
+        Option(metavar="FOLDER", help="Output folder for data and run.  [default: mtkit-recipes/RECIPE, limits added]"),
     ] = None,
     max_minutes: Annotated[
-        float | None,
-        typer.Option(help="Stop after this many minutes, or earlier at another limit of the recipe."),
+        float | None, Option(help="Stop after this many minutes, or earlier at another limit of the recipe.")
     ] = None,
-    max_updates: Annotated[int | None, typer.Option(help="Stop training after this many updates.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Stop training after this many target tokens.")] = None,
-    max_flops: Annotated[float | None, typer.Option(help="Stop training after this many FLOPs, e.g. 1e15.")] = None,
+    max_updates: Annotated[int | None, Option(help="Stop training after this many updates.")] = None,
+    max_tokens: Annotated[int | None, Option(help="Stop training after this many target tokens.")] = None,
+    max_flops: Annotated[float | None, Option(help="Stop training after this many FLOPs, e.g. 1e15.")] = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from mtkit.cli.options import SegmentScores, Threads, output_path, use_threads
 from mtkit.cli.progress import through
@@ -12,18 +13,14 @@ from mtkit.cli.progress import through
 def report(
     run: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="RUN...", help="Run folders, or names of runs in mtkit-runs.  [default: the latest run]"
-        ),
+        Argument(metavar="RUN...", help="Run folders, or names of runs in mtkit-runs.  [default: the latest run]"),
     ] = None,
     name: Annotated[
-        list[str] | None,
-        typer.Option("--name", metavar="NAME", help="Name of a run in mtkit-runs; repeatable, after RUN..."),
+        list[str] | None, Option("--name", metavar="NAME", help="Name of a run in mtkit-runs; repeatable, after RUN...")
     ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Page (HTML).  [default: report.html]")] = None,
+    output: Annotated[Path | None, Option(metavar="FILE", help="Page (HTML).  [default: report.html]")] = None,
     side: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Side to score; repeatable.  [default: those translated latest]"),
+        list[str] | None, Option(metavar="NAME", help="Side to score; repeatable.  [default: those translated latest]")
     ] = None,
     segment_scores: SegmentScores = None,
     threads: Threads = None,

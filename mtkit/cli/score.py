@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from mtkit.cli.options import Checkpoint, Device, Direction, SegmentScores, Threads, use_threads
 from mtkit.cli.progress import counted, note, through
@@ -33,112 +34,94 @@ OF_ALL = {"run", "name", "as_json"}
 
 def score(
     run: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FOLDER", help="Run folder; several are compared.  [default: the latest run]"),
+        list[Path] | None, Option(metavar="FOLDER", help="Run folder; several are compared.  [default: the latest run]")
     ] = None,
     name: Annotated[
-        list[str] | None,
-        typer.Option("--name", metavar="NAME", help="Name of the run in mtkit-runs; several are compared."),
+        list[str] | None, Option("--name", metavar="NAME", help="Name of the run in mtkit-runs; several are compared.")
     ] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Recipe with scoring settings.  [default: the first run's]")
-    ] = None,
+    recipe: Annotated[Path | None, Option(help="Recipe with scoring settings.  [default: the first run's]")] = None,
     hypothesis: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Translations, one per line, instead of a run's; several are compared."),
+        Option(metavar="FILE", help="Translations, one per line, instead of a run's; several are compared."),
     ] = None,
-    reference: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Reference translations; repeatable."),
-    ] = None,
+    reference: Annotated[list[Path] | None, Option(metavar="FILE", help="Reference translations; repeatable.")] = None,
     source: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE", help="Source of --hypothesis, for --by-length and --documents, or of --gold-alignments."
         ),
     ] = None,
     side: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Side to score; repeatable.  [default: sides translated by the latest checkpoint]"
-        ),
+        Option(metavar="NAME", help="Side to score; repeatable.  [default: sides translated by the latest checkpoint]"),
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Metric: BLEU, chrF, TER, exact, token, comet or comet:MODEL; repeatable.  [default: the recipe's]",
         ),
     ] = None,
     segment_scores: SegmentScores = None,
     paired_test: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Paired test: bootstrap or randomisation.  [default: both]"),
+        list[str] | None, Option(metavar="NAME", help="Paired test: bootstrap or randomisation.  [default: both]")
     ] = None,
     by_length: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--by-length", help="Print scores by source length too, in words (in Chinese, Japanese, Thai: characters)."
         ),
     ] = False,
     target_language: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Language of the translations, e.g. zh.  [default: the run's]"),
+        str | None, Option(metavar="NAME", help="Language of the translations, e.g. zh.  [default: the run's]")
     ] = None,
     tokenize: Annotated[
-        str | None,
-        typer.Option(help="sacrebleu tokenizer for BLEU.  [default: by target language, else 13a]"),
+        str | None, Option(help="sacrebleu tokenizer for BLEU.  [default: by target language, else 13a]")
     ] = None,
     lowercase: Annotated[
         bool | None,
-        typer.Option("--lowercase/--cased", help="Ignore case in all metrics; TER always does.  [default: cased]"),
+        Option("--lowercase/--cased", help="Ignore case in all metrics; TER always does.  [default: cased]"),
     ] = None,
     contrastive: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Score contrastive translations: JSON Lines, or ContraPro's or LingEval97's JSON."
-        ),
+        Option(metavar="FILE", help="Score contrastive translations: JSON Lines, or ContraPro's or LingEval97's JSON."),
     ] = None,
-    source_context: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="ContraPro's file of source contexts.")
-    ] = None,
-    target_context: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="ContraPro's file of target contexts.")
-    ] = None,
+    source_context: Annotated[Path | None, Option(metavar="FILE", help="ContraPro's file of source contexts.")] = None,
+    target_context: Annotated[Path | None, Option(metavar="FILE", help="ContraPro's file of target contexts.")] = None,
     documents: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--documents/--sentences",
             help="Score whole documents; with --contrastive, use its contexts.  [default: lines; contexts as trained]",
         ),
     ] = None,
     document_ids: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="Document ids of the lines, for --documents, one per line.  [default: the run's; blank lines]",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Picture (PNG) of the scores by position of --documents.")
+        Path | None, Option(metavar="FILE", help="Picture (PNG) of the scores by position of --documents.")
     ] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(min=0, help="Exponent of length normalisation of --contrastive.  [default: 0]")
+        float | None, Option(min=0, help="Exponent of length normalisation of --contrastive.  [default: 0]")
     ] = None,
     gold_alignments: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE", help="Score the word alignments of --source with --reference by these links of annotators."
         ),
     ] = None,
     one_based: Annotated[
-        bool, typer.Option("--one-based", help="Words of --gold-alignments are numbered from 1, not 0.")
+        bool, Option("--one-based", help="Words of --gold-alignments are numbered from 1, not 0.")
     ] = False,
     direction: Direction = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     threads: Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON with unrounded numbers.")] = False,
 ) -> None:
     """Score translations, with confidence intervals and signatures.
 

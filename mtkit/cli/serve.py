@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from mtkit.cli.options import Arithmetic, Checkpoint, Device, EnsembleFolders, EnsembleNames, Threads, use_threads
 from mtkit.errors import MtkitError
@@ -11,27 +12,25 @@ from mtkit.errors import MtkitError
 def serve(
     run: EnsembleFolders = None,
     name: EnsembleNames = None,
-    host: Annotated[str, typer.Option(help="Address; with 0.0.0.0, other machines can connect.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 5000,
+    host: Annotated[str, Option(help="Address; with 0.0.0.0, other machines can connect.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 5000,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Another name of the server in its clients' requests; * allows any. Repeatable."
-        ),
+        Option(metavar="NAME", help="Another name of the server in its clients' requests; * allows any. Repeatable."),
     ] = None,
     checkpoint: Checkpoint = "best",
-    beam: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy search.  [default: the recipe's]")] = None,
+    beam: Annotated[int | None, Option(help="Beam size; 1 is greedy search.  [default: the recipe's]")] = None,
     wait: Annotated[
-        float, typer.Option(min=0, max=60_000, help="Milliseconds to wait for requests to decode together.")
+        float, Option(min=0, max=60_000, help="Milliseconds to wait for requests to decode together.")
     ] = 5.0,
-    batch_pieces: Annotated[int, typer.Option(min=1, help="Maximum source pieces decoded together.")] = 4096,
-    queue: Annotated[int, typer.Option(min=1, help="Maximum waiting requests; more are refused (503).")] = 256,
-    max_strings: Annotated[int, typer.Option(min=1, help="Maximum strings per request.")] = 256,
-    max_characters: Annotated[int, typer.Option(min=1, help="Maximum characters per request.")] = 20_000,
-    timeout: Annotated[float, typer.Option(min=0.1, max=86_400, help="Maximum seconds per request.")] = 60.0,
+    batch_pieces: Annotated[int, Option(min=1, help="Maximum source pieces decoded together.")] = 4096,
+    queue: Annotated[int, Option(min=1, help="Maximum waiting requests; more are refused (503).")] = 256,
+    max_strings: Annotated[int, Option(min=1, help="Maximum strings per request.")] = 256,
+    max_characters: Annotated[int, Option(min=1, help="Maximum characters per request.")] = 20_000,
+    timeout: Annotated[float, Option(min=0.1, max=86_400, help="Maximum seconds per request.")] = 60.0,
     device: Device = "auto",
     dtype: Arithmetic = "auto",
-    engine: Annotated[str, typer.Option(help="Decoder: mtkit, ctranslate2 or auto.")] = "auto",
+    engine: Annotated[str, Option(help="Decoder: mtkit, ctranslate2 or auto.")] = "auto",
     threads: Threads = None,
 ) -> None:
     """Translate over HTTP.

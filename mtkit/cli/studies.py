@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from mtkit.cli.options import echo_schema
 
@@ -34,7 +35,7 @@ def _studies(context: typer.Context) -> None:
 
 
 @studies.command()
-def show(study: Annotated[Path, typer.Argument(metavar="STUDY", help="Study: a name from `mtkit studies`.")]) -> None:
+def show(study: Annotated[Path, Argument(metavar="STUDY", help="Study: a name from `mtkit studies`.")]) -> None:
     """Print a study.
 
     \b

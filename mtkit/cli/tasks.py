@@ -3,10 +3,11 @@
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 
 def tasks(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this task with its options.")] = None,
+    name: Annotated[str | None, Argument(metavar="NAME", help="Show this task with its options.")] = None,
 ) -> None:
     """List the built-in tasks, or show one with its options and an example.
 

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from mtkit.cli.options import (
     Accumulate,
@@ -33,75 +34,65 @@ def train(
     data: PreparedData = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            help="Name of the run: its folder in mtkit-runs.  [default: by its attentions, e.g. full or rnn-full]"
-        ),
+        Option(help="Name of the run: its folder in mtkit-runs.  [default: by its attentions, e.g. full or rnn-full]"),
     ] = None,
     preset: Preset = None,
     model: Annotated[
-        str | None, typer.Option(help="Architecture: transformer, or rnn (recurrent).  [default: transformer]")
+        str | None, Option(help="Architecture: transformer, or rnn (recurrent).  [default: transformer]")
     ] = None,
     attention: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Mechanism, in the roles of its paper, or several in the heads of each layer: full:2+band:2.  "
             "[default: full; additive in the rnn]"
         ),
     ] = None,
     encoder_attention: Annotated[
-        str | None, typer.Option(help="Encoder self-attention: one name, or one per layer, e.g. full,band.")
+        str | None, Option(help="Encoder self-attention: one name, or one per layer, e.g. full,band.")
     ] = None,
-    decoder_attention: Annotated[
-        str | None, typer.Option(help="Decoder self-attention: one name, or one per layer.")
-    ] = None,
-    cross_attention: Annotated[
-        str | None, typer.Option(help="Attention to the source: one name, or one per layer.")
-    ] = None,
+    decoder_attention: Annotated[str | None, Option(help="Decoder self-attention: one name, or one per layer.")] = None,
+    cross_attention: Annotated[str | None, Option(help="Attention to the source: one name, or one per layer.")] = None,
     attention_option: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="KEY=VALUE",
             help="Option of the mechanism in all roles or one: window_radius=64, decoder.window_radius=64; of one "
             "mechanism in full:2+band:2: band.window_radius=64.",
         ),
     ] = None,
     reversible: Annotated[
-        bool, typer.Option("--reversible", help="Reversible layers: activation memory does not grow with depth.")
+        bool, Option("--reversible", help="Reversible layers: activation memory does not grow with depth.")
     ] = False,
     init_from: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Begin with the best weights and the model of this run (name or folder)."),
+        Option(metavar="RUN", help="Begin with the best weights and the model of this run (name or folder)."),
     ] = None,
-    max_updates: Annotated[int | None, typer.Option(help="Stop after this many updates.")] = None,
-    max_epochs: Annotated[int | None, typer.Option(help="Stop after this many epochs.")] = None,
+    max_updates: Annotated[int | None, Option(help="Stop after this many updates.")] = None,
+    max_epochs: Annotated[int | None, Option(help="Stop after this many epochs.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Stop after this many target tokens, or earlier at another limit.")
+        int | None, Option(help="Stop after this many target tokens, or earlier at another limit.")
     ] = None,
     max_flops: Annotated[
-        float | None,
-        typer.Option(help="Stop after this many training FLOPs, e.g. 1e15, or earlier at another limit."),
+        float | None, Option(help="Stop after this many training FLOPs, e.g. 1e15, or earlier at another limit.")
     ] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(help="Stop after this many minutes, or earlier at the update limit of the preset or recipe."),
+        Option(help="Stop after this many minutes, or earlier at the update limit of the preset or recipe."),
     ] = None,
     batch_tokens: BatchTokens = None,
     accumulate: Accumulate = None,
-    peak_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    peak_rate: Annotated[float | None, Option(help="Peak learning rate.")] = None,
     tokenize: Annotated[
-        str | None,
-        typer.Option(help="sacrebleu tokenizer for validation BLEU.  [default: by target language]"),
+        str | None, Option(help="sacrebleu tokenizer for validation BLEU.  [default: by target language]")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
+    seed: Annotated[int | None, Option(help="Random seed.")] = None,
     precision: Annotated[
-        str | None,
-        typer.Option(help="Precision: auto (the fastest here), float32, bfloat16 or float16.  [default: auto]"),
+        str | None, Option(help="Precision: auto (the fastest here), float32, bfloat16 or float16.  [default: auto]")
     ] = None,
     device: Device = "auto",
     threads: Threads = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print sizes, memory and estimated minutes of a new run, and write nothing."),
+        bool, Option("--dry-run", help="Print sizes, memory and estimated minutes of a new run, and write nothing.")
     ] = False,
 ) -> None:
     """Train a model on prepared data, or resume its training.

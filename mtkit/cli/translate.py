@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from mtkit.cli.options import (
     Arithmetic,
@@ -44,139 +45,115 @@ SAMPLES = 3
 
 def translate(
     input: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Text file, one segment per line (.gz too); - is standard input."),
+        str | None, Option(metavar="FILE", help="Text file, one segment per line (.gz too); - is standard input.")
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Output file (.gz too).  [default: standard output with --input]"),
+        Path | None, Option(metavar="FILE", help="Output file (.gz too).  [default: standard output with --input]")
     ] = None,
     run: EnsembleFolders = None,
     name: EnsembleNames = None,
     side: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Test side, or valid; repeatable.  [default: all test sides]"),
+        list[str] | None, Option(metavar="NAME", help="Test side, or valid; repeatable.  [default: all test sides]")
     ] = None,
     test: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Test text of sacrebleu instead, downloaded, e.g. wmt14.")
+        str | None, Option(metavar="NAME", help="Test text of sacrebleu instead, downloaded, e.g. wmt14.")
     ] = None,
     languages: Annotated[
-        str | None, typer.Option(metavar="EN-DE", help="Language pair of --test.  [default: the run's direction]")
+        str | None, Option(metavar="EN-DE", help="Language pair of --test.  [default: the run's direction]")
     ] = None,
     direction: Annotated[
-        str | None,
-        typer.Option(metavar="EN-FR", help="Direction of --input or --test; required for runs with several."),
+        str | None, Option(metavar="EN-FR", help="Direction of --input or --test; required for runs with several.")
     ] = None,
     documents: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--documents/--sentences",
             help="Translate lines of a document together (blank lines separate documents), or each alone.  "
             "[default: as trained]",
         ),
     ] = None,
     document_ids: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Document ids of the lines of --input, one per line.")
+        Path | None, Option(metavar="FILE", help="Document ids of the lines of --input, one per line.")
     ] = None,
     prefix: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Texts with which the translations of --input must begin, one per line, or none."
-        ),
+        Option(metavar="FILE", help="Texts with which the translations of --input must begin, one per line, or none."),
     ] = None,
     part: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="Translate part I of N of --input only, into a file of that part."),
+        str | None, Option(metavar="I/N", help="Translate part I of N of --input only, into a file of that part.")
     ] = None,
-    join: Annotated[bool, typer.Option("--join", help="Check and join the translated parts of --input.")] = False,
-    recipe: Annotated[Path | None, typer.Option(help="Recipe with decoding settings.  [default: the run's]")] = None,
+    join: Annotated[bool, Option("--join", help="Check and join the translated parts of --input.")] = False,
+    recipe: Annotated[Path | None, Option(help="Recipe with decoding settings.  [default: the run's]")] = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Prepared data with test sides and text for the lexicon.  [default: the run's]"
-        ),
+        Option(metavar="FOLDER", help="Prepared data with test sides and text for the lexicon.  [default: the run's]"),
     ] = None,
     checkpoint: Checkpoint = "best",
     target: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Print the log-probabilities of these translations instead.")
+        Path | None, Option(metavar="FILE", help="Print the log-probabilities of these translations instead.")
     ] = None,
     word_scores: Annotated[
         bool,
-        typer.Option(
-            "--word-scores", help="Print log-probabilities of the words and pieces of --target, as JSON Lines."
-        ),
+        Option("--word-scores", help="Print log-probabilities of the words and pieces of --target, as JSON Lines."),
     ] = False,
     alignments: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE", help="Write which words belong together, as 0-0 1-2: source word first, counted from 0."
         ),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="Search: greedy, beam or sample.")] = None,
-    beam: Annotated[int | None, typer.Option(help="Beam size; without --method it selects beam search.")] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(help="Exponent of length normalisation; 0 disables it.")
-    ] = None,
+    method: Annotated[str | None, Option(help="Search: greedy, beam or sample.")] = None,
+    beam: Annotated[int | None, Option(help="Beam size; without --method it selects beam search.")] = None,
+    length_penalty: Annotated[float | None, Option(help="Exponent of length normalisation; 0 disables it.")] = None,
     coverage_penalty: Annotated[
-        float | None, typer.Option(help="Weight of the penalty for unattended source pieces.")
+        float | None, Option(help="Weight of the penalty for unattended source pieces.")
     ] = None,
     max_pieces: Annotated[
-        int | None,
-        typer.Option(help="Maximum pieces per translation.  [default: by source length, from training data]"),
+        int | None, Option(help="Maximum pieces per translation.  [default: by source length, from training data]")
     ] = None,
     document_pieces: Annotated[
         int | None,
-        typer.Option(help="Maximum source pieces of lines of a document to translate at once.  [default: as trained]"),
+        Option(help="Maximum source pieces of lines of a document to translate at once.  [default: as trained]"),
     ] = None,
     context: Annotated[
-        int | None,
-        typer.Option(help="Lines of a long document to read again before the next.  [default: 0]"),
+        int | None, Option(help="Lines of a long document to read again before the next.  [default: 0]")
     ] = None,
-    no_repeat_ngram: Annotated[int | None, typer.Option(help="Forbid repeated n-grams of this many pieces.")] = None,
-    n_best: Annotated[
-        int | None, typer.Option(help="Translations per line, printed as line number, score, text.")
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest pieces; 0: from all.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample from the likeliest pieces with this total probability.")
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Sample from the pieces with at least this probability.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed of sampling.")] = None,
+    no_repeat_ngram: Annotated[int | None, Option(help="Forbid repeated n-grams of this many pieces.")] = None,
+    n_best: Annotated[int | None, Option(help="Translations per line, printed as line number, score, text.")] = None,
+    temperature: Annotated[float | None, Option(help="Sampling temperature.")] = None,
+    top_k: Annotated[int | None, Option(help="Sample from the k likeliest pieces; 0: from all.")] = None,
+    top_p: Annotated[float | None, Option(help="Sample from the likeliest pieces with this total probability.")] = None,
+    epsilon: Annotated[float | None, Option(help="Sample from the pieces with at least this probability.")] = None,
+    seed: Annotated[int | None, Option(help="Random seed of sampling.")] = None,
     mbr: Annotated[
         str | None,
-        typer.Option(
-            metavar="METRIC", help="Choose the hypothesis or sample most similar to the others: chrf or bleu."
-        ),
+        Option(metavar="METRIC", help="Choose the hypothesis or sample most similar to the others: chrf or bleu."),
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Samples among which --mbr chooses.  [default: 64]")] = None,
+    samples: Annotated[int | None, Option(help="Samples among which --mbr chooses.  [default: 64]")] = None,
     shortlist: Annotated[
         int | None,
-        typer.Option(
+        Option(
             metavar="N", min=1, max=100, help="Restrict output to the N likeliest translations of each source piece."
         ),
     ] = None,
     glossary: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE", help="Terms that translations must contain: source term, tab, target term on each line."
         ),
     ] = None,
     markup: Annotated[
-        bool,
-        typer.Option("--markup", help="Carry inline tags and placeholders over to the translation by word alignments."),
+        bool, Option("--markup", help="Carry inline tags and placeholders over to the translation by word alignments.")
     ] = False,
-    scores: Annotated[bool, typer.Option("--scores", help="Print score, tab, translation.")] = False,
+    scores: Annotated[bool, Option("--scores", help="Print score, tab, translation.")] = False,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="Maximum padded source pieces per batch, counted per hypothesis.")
+        int | None, Option(help="Maximum padded source pieces per batch, counted per hypothesis.")
     ] = None,
     device: Device = "auto",
     dtype: Arithmetic = "auto",
     engine: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Decoder: mtkit, ctranslate2, or auto (ctranslate2 where installed and able to do the same, on CPUs)."
         ),
     ] = "auto",
