@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from mtkit.attention import Attention, build
+from mtkit.errors import MtkitError
 
 ROLES = ["encoder", "decoder", "cross"]
 VALID = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
@@ -31,6 +33,17 @@ def maker(
         return attention.double() if double else attention
 
     return make
+
+
+def refusals(make: Callable[..., Any], *cases: tuple[dict[str, Any], str], **common: Any) -> Callable[..., None]:
+    """Return a test that `make` refuses the options of each case with an error that matches the case's pattern."""
+
+    @pytest.mark.parametrize(("options", "message"), cases)
+    def test(options: dict[str, Any], message: str) -> None:
+        with pytest.raises(MtkitError, match=message):
+            make(**common | options)
+
+    return test
 
 
 def inputs(role: str) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mtkit.errors import MtkitError
-from tests.attention.small import maker
+from tests.attention.small import maker, refusals
 
 SHARE = ["none", "head", "kv", "layer"]
 
@@ -106,7 +106,8 @@ def test_nothing_to_attend_to_gives_zero() -> None:
     assert not heads[0].any()
 
 
-def test_options_that_cannot_be_are_refused() -> None:
-    for options, message in (({"share": "heads"}, "did you mean 'head'"), ({"rank": 0}, "rank = 0 must")):
-        with pytest.raises(MtkitError, match=message):
-            make(**options)
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"share": "heads"}, "did you mean 'head'"),
+    ({"rank": 0}, "rank = 0 must"),
+)

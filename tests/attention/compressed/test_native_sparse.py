@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mtkit.attention import Inputs, build
 from mtkit.attention.compressed import _block_choice, native_sparse
-from mtkit.errors import MtkitError
+from tests.attention.small import refusals
 
 ROLES = ["encoder", "decoder", "cross"]
 SMALL = {"block": 4, "stride": 2, "selected_block": 4, "selected": 5, "window": 3}
@@ -149,20 +149,12 @@ def test_full_attention_gives_every_branch_its_keys_and_values() -> None:
     assert torch.equal(attention.q_proj.weight, full.q_proj.weight)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"block": 6, "stride": 4}, "stride = 4 must divide block = 6 and selected_block = 64"),
-        (
-            {"block": 32, "stride": 16, "selected_block": 40},
-            "stride = 16 must divide block = 32 and selected_block = 40",
-        ),
-        ({"block": 128}, "block = 128 must be at most selected_block = 64"),
-    ],
+test_sizes_that_do_not_fit_are_refused = refusals(
+    make,
+    ({"block": 6, "stride": 4}, "stride = 4 must divide block = 6 and selected_block = 64"),
+    ({"block": 32, "stride": 16, "selected_block": 40}, "stride = 16 must divide block = 32 and selected_block = 40"),
+    ({"block": 128}, "block = 128 must be at most selected_block = 64"),
 )
-def test_sizes_that_do_not_fit_are_refused(options: dict[str, int], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**options)
 
 
 def test_a_step_reads_selected_blocks_ended_blocks_and_the_window_only(monkeypatch: pytest.MonkeyPatch) -> None:

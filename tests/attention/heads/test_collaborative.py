@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.errors import MtkitError
-from tests.attention.small import ROLES, maker
+from tests.attention.small import ROLES, maker, refusals
 
 AROUND: dict[str, dict[str, Any]] = {
     "full": {},
@@ -111,20 +110,12 @@ def test_it_combines_with_the_other_slots(name: str) -> None:
     assert attention.train()(x).losses["guided"] > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"positions": "rotary"}, "projection=collaborative cannot combine with positions=rotary"),
-        (
-            {"name": "band", "projection": "collaborative", "positions": "rotary"},
-            "cannot combine with positions=rotary",
-        ),
-        ({"name": "linear", "projection": "collaborative"}, "cannot combine with projection=collaborative; it can"),
-        ({"name": "delta", "role": "decoder", "projection": "collaborative"}, "cannot combine with projection"),
-        ({"mixing_init": "ones"}, "mixing_init = 'ones' must be one of concat, normal"),
-        ({"shared_dim": 0}, "shared_dim = 0 must be a whole number from 1"),
-    ],
+test_what_cannot_be_is_refused_by_name = refusals(
+    make,
+    ({"positions": "rotary"}, "projection=collaborative cannot combine with positions=rotary"),
+    ({"name": "band", "projection": "collaborative", "positions": "rotary"}, "cannot combine with positions=rotary"),
+    ({"name": "linear", "projection": "collaborative"}, "cannot combine with projection=collaborative; it can"),
+    ({"name": "delta", "role": "decoder", "projection": "collaborative"}, "cannot combine with projection"),
+    ({"mixing_init": "ones"}, "mixing_init = 'ones' must be one of concat, normal"),
+    ({"shared_dim": 0}, "shared_dim = 0 must be a whole number from 1"),
 )
-def test_what_cannot_be_is_refused_by_name(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**{"role": "encoder"} | arguments)

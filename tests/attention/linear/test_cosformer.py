@@ -1,7 +1,6 @@
 """cosFormer: the equation of the paper, its limits, and positions that depend on no other segment."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -9,8 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention import Attention
-from mtkit.errors import MtkitError
-from tests.attention.small import ROLES, maker, tokens
+from tests.attention.small import ROLES, maker, refusals, tokens
 
 make = maker("cosformer", double=True, seed=0, chunk=4)
 
@@ -138,14 +136,10 @@ def test_the_state_has_two_features_a_channel() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"horizon": 0}, "horizon = 0"),
-        ({"activation": "hedgehog"}, "one of relu, elu1"),
-        ({"positions": "rotary"}, "positions"),
-    ],
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"horizon": 0}, "horizon = 0"),
+    ({"activation": "hedgehog"}, "one of relu, elu1"),
+    ({"positions": "rotary"}, "positions"),
+    role="decoder",
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make("decoder", **options)

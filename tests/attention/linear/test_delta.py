@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.linear.delta import Writes, dpfp, memory_after, read, read_causal
-from mtkit.errors import MtkitError
-from tests.attention.small import maker
+from tests.attention.small import maker, refusals
 
 make = maker("delta", "decoder")
 
@@ -94,16 +93,11 @@ def test_the_source_is_the_memory_that_a_decoder_has_after_it() -> None:
     torch.testing.assert_close(cross(x[:, -1:], x).output, decoder(x).output[:, -1:])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"feature_map": "dpf"}, "did you mean 'dpfp'"),
-        ({"nu": 0}, "nu = 0"),
-        ({"nu": 16}, "be from 1 to 15"),
-        ({"chunk": 0}, "chunk = 0"),
-        ({"role": "encoder"}, "encoder"),
-    ],
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"feature_map": "dpf"}, "did you mean 'dpfp'"),
+    ({"nu": 0}, "nu = 0"),
+    ({"nu": 16}, "be from 1 to 15"),
+    ({"chunk": 0}, "chunk = 0"),
+    ({"role": "encoder"}, "encoder"),
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**options)

@@ -11,7 +11,7 @@ from mtkit.attention import Inputs, build
 from mtkit.attention.linear._decayed_sums import Terms, read_both_ways, read_causal, sums_after
 from mtkit.attention.linear.delta import Writes, memory_after
 from mtkit.attention.linear.delta import read_causal as read_delta
-from mtkit.errors import MtkitError
+from tests.attention.small import refusals
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -210,16 +210,11 @@ def test_a_floor_bounds_the_decay_and_shares_are_means() -> None:
     torch.testing.assert_close(numbers["replaced share"].double(), beta.mean((0, 1)), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gate": "heads"}, "did you mean 'head'"),
-        ({"gate_floor": 1.0}, "gate_floor = 1"),
-        ({"chunk": 0}, "chunk = 0"),
-        ({"output_gate": "relu"}, "output_gate = 'relu'"),
-        ({"role": "cross", "positions": "rotary"}, "cross"),
-    ],
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"gate": "heads"}, "did you mean 'head'"),
+    ({"gate_floor": 1.0}, "gate_floor = 1"),
+    ({"chunk": 0}, "chunk = 0"),
+    ({"output_gate": "relu"}, "output_gate = 'relu'"),
+    ({"role": "cross", "positions": "rotary"}, "cross"),
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**options)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Inputs
-from mtkit.errors import MtkitError
-from tests.attention.small import maker, tokens
+from tests.attention.small import maker, refusals, tokens
 
 BARE = {"norm": "none", "output_gate": "none"}
 
@@ -92,16 +91,11 @@ def test_gates_beyond_float32_give_no_nan(gate: float) -> None:
     assert gla(100 * torch.randn(2, 70, 32)).output.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"role": "cross"}, "it can play: encoder, decoder"),
-        ({"gate_rank": 0}, "gate_rank = 0"),
-        ({"gate_temperature": 0.0}, "gate_temperature = 0"),
-        ({"key_expand": 16.0}, "key_expand = 16"),
-        ({"positions": "alibi"}, "positions"),
-    ],
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"role": "cross"}, "it can play: encoder, decoder"),
+    ({"gate_rank": 0}, "gate_rank = 0"),
+    ({"gate_temperature": 0.0}, "gate_temperature = 0"),
+    ({"key_expand": 16.0}, "key_expand = 16"),
+    ({"positions": "alibi"}, "positions"),
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**options)

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtkit.errors import MtkitError
-from tests.attention.small import ROLES, adopting, check_zero_keys, maker
+from tests.attention.small import ROLES, adopting, check_zero_keys, maker, refusals
 
 make = maker("linear")
 
@@ -60,9 +59,9 @@ def test_dropout_acts_on_the_heads_outputs() -> None:
     assert 0.4 < (seen[0] == 0).float().mean().item() < 0.6
 
 
-@pytest.mark.parametrize(
-    ("options", "message"), [({"feature_map": "elu"}, "one of elu1, relu"), ({"chunk": 0}, "chunk = 0")]
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"feature_map": "elu"}, "one of elu1, relu"),
+    ({"chunk": 0}, "chunk = 0"),
+    role="decoder",
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make("decoder", **options)

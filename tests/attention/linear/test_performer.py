@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from mtkit.attention.linear.performer import FEATURE_MAPS, draw_directions
-from mtkit.errors import MtkitError
-from tests.attention.small import ROLES, adopting, check_zero_keys, maker
+from tests.attention.small import ROLES, adopting, check_zero_keys, maker, refusals
 from tests.contract.counting import saved_tensors
 
 SOFTMAX = ["positive", "hyperbolic", "trig"]
@@ -150,16 +149,12 @@ def test_a_step_costs_and_keeps_the_same_at_any_position(feature_map: str) -> No
     assert cost(10) == cost(10_000)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"feature_map": "positiv"}, "did you mean 'positive'"),
-        ({"features": 0}, "features = 0"),
-        ({"redraw": -1}, "redraw = -1"),
-        ({"chunk": 0}, "chunk = 0"),
-        ({"positions": "alibi"}, "alibi"),
-    ],
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"feature_map": "positiv"}, "did you mean 'positive'"),
+    ({"features": 0}, "features = 0"),
+    ({"redraw": -1}, "redraw = -1"),
+    ({"chunk": 0}, "chunk = 0"),
+    ({"positions": "alibi"}, "alibi"),
+    role="decoder",
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make("decoder", **options)

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Attention
-from mtkit.errors import MtkitError
 from mtkit.memory import held_bytes
-from tests.attention.small import ROLES, adopting, check_zero_keys, maker
+from tests.attention.small import ROLES, adopting, check_zero_keys, maker, refusals
 
 make = maker("rfa")
 
@@ -191,16 +190,12 @@ def test_each_head_learns_a_sigma_that_starts_at_one() -> None:
     assert not torch.allclose(rfa(x).output, plain(x).output, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"feature_map": "sin"}, "did you mean 'sine'"),
-        ({"features": 0}, "features = 0"),
-        ({"tau": 0.0}, "tau = 0"),
-        ({"pool": 0}, "pool = 0"),
-        ({"positions": "alibi"}, "alibi"),
-    ],
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"feature_map": "sin"}, "did you mean 'sine'"),
+    ({"features": 0}, "features = 0"),
+    ({"tau": 0.0}, "tau = 0"),
+    ({"pool": 0}, "pool = 0"),
+    ({"positions": "alibi"}, "alibi"),
+    role="decoder",
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make("decoder", **options)

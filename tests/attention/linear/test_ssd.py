@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.linear._decayed_sums import read_causal
 from mtkit.attention.linear._learned_rates import first_biases, first_rates
-from mtkit.errors import MtkitError
-from tests.attention.small import maker, tokens
+from tests.attention.small import maker, refusals, tokens
 
 BARE = {"norm": "none", "output_gate": "none", "short_conv": 0}
 
@@ -123,16 +122,11 @@ def test_the_state_of_a_head_is_its_sums_and_the_last_inputs() -> None:
     assert set(state) == {"recent", "inputs", "count"}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"role": "cross"}, "it can play: encoder, decoder"),
-        ({"groups": 3}, "groups = 3 must divide the 4 heads"),
-        ({"state_width": 0}, "state_width = 0"),
-        ({"short_conv": 65}, "short_conv = 65"),
-        ({"projection": "multi-query"}, "projection"),
-    ],
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"role": "cross"}, "it can play: encoder, decoder"),
+    ({"groups": 3}, "groups = 3 must divide the 4 heads"),
+    ({"state_width": 0}, "state_width = 0"),
+    ({"short_conv": 65}, "short_conv = 65"),
+    ({"projection": "multi-query"}, "projection"),
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**options)

@@ -1,14 +1,12 @@
 """Low-rank and band heads: each kind against the attention it is in the limit, and what a step keeps of both."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.errors import MtkitError
-from tests.attention.small import ROLES, maker
+from tests.attention.small import ROLES, maker, refusals
 
 make = maker("low-rank-band")
 
@@ -148,16 +146,12 @@ def test_the_cross_role_has_low_rank_heads_alone() -> None:
         make("cross", band_heads=2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"band_heads": 5}, "band_heads = 5 must be from 0 to 4"),
-        ({"rank": 0}, "rank = 0"),
-        ({"band": -1}, "band = -1"),
-        ({"positions": "rotary"}, "cannot combine with positions=rotary"),
-        ({"projection": "multi-query"}, "cannot combine with projection=multi-query"),
-    ],
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"band_heads": 5}, "band_heads = 5 must be from 0 to 4"),
+    ({"rank": 0}, "rank = 0"),
+    ({"band": -1}, "band = -1"),
+    ({"positions": "rotary"}, "cannot combine with positions=rotary"),
+    ({"projection": "multi-query"}, "cannot combine with projection=multi-query"),
+    role="decoder",
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make("decoder", **options)

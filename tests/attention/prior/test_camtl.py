@@ -11,7 +11,7 @@ from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
-from tests.attention.small import maker
+from tests.attention.small import maker, refusals
 
 ROLES = ["encoder", "decoder"]
 VALID = torch.tensor([[True] * 11, [True] * 6 + [False] * 5])
@@ -131,14 +131,14 @@ def test_more_positions_than_the_map_has_are_refused(role: str) -> None:
             attention.step(torch.randn(1, 1, 32), state)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"tasks": 0}, "tasks = 0 must"), ({"blocks": 0}, "blocks = 0 must"), ({"task_dim": 0}, "task_dim = 0 must"),
-     ({"apply_layers": "top"}, "top-half, all"), ({"role": "cross"}, "encoder, decoder")],
-)  # fmt: skip
-def test_options_that_mean_nothing_are_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**wrong)
+test_options_that_mean_nothing_are_refused = refusals(
+    make,
+    ({"tasks": 0}, "tasks = 0 must"),
+    ({"blocks": 0}, "blocks = 0 must"),
+    ({"task_dim": 0}, "task_dim = 0 must"),
+    ({"apply_layers": "top"}, "top-half, all"),
+    ({"role": "cross"}, "encoder, decoder"),
+)
 
 
 def test_the_map_is_added_in_float32_under_autocast() -> None:

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.errors import MtkitError
-from tests.attention.small import maker
+from tests.attention.small import maker, refusals
 
 ROLES = ["encoder", "decoder"]
 VALID = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])
@@ -95,11 +94,9 @@ def test_the_bell_is_of_float32_under_autocast_at_any_distance() -> None:
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"initial_w": 0.0}, "initial_w = 0.0 must"), ({"initial_b": 0.5}, "initial_b = 0.5 must"),
-     ({"role": "cross"}, "encoder, decoder")],
-)  # fmt: skip
-def test_what_means_nothing_is_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**wrong)
+test_what_means_nothing_is_refused = refusals(
+    make,
+    ({"initial_w": 0.0}, "initial_w = 0.0 must"),
+    ({"initial_b": 0.5}, "initial_b = 0.5 must"),
+    ({"role": "cross"}, "encoder, decoder"),
+)

@@ -1,7 +1,6 @@
 """Hard-coded attention: the published numbers, its limits, its ring, and the ratio of lengths that training counts."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention import build, reorder
 from mtkit.attention.prior.hard_coded import slide, sum_windows
-from mtkit.errors import MtkitError
-from tests.attention.small import maker
+from tests.attention.small import maker, refusals
 
 make = maker("hard-coded")
 
@@ -164,21 +162,16 @@ def test_it_has_no_queries_and_keys_and_reads_the_rest_from_full() -> None:
     assert torch.equal(attention.v_proj.weight, full.state_dict()["v_proj.weight"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"role": "decoder", "offsets": [-1, 1]}, "at most 0 in the decoder role"),
-        ({"offsets": []}, "one value for each of the 4 heads, or fewer"),
-        ({"offsets": "1,2,3,4,5"}, "one value for each of the 4 heads, or fewer"),
-        ({"offsets": "1,--2"}, "offsets = '1,--2' must be"),
-        ({"std": 0.0}, "std = 0.0 must be a number from 0.1"),
-        ({"role": "cross", "ratio": 0}, "ratio = 0 must be a number from 0.01"),
-        ({"positions": "rotary"}, "cannot combine with positions=rotary"),
-    ],
+test_what_cannot_be_is_refused = refusals(
+    make,
+    ({"role": "decoder", "offsets": [-1, 1]}, "at most 0 in the decoder role"),
+    ({"offsets": []}, "one value for each of the 4 heads, or fewer"),
+    ({"offsets": "1,2,3,4,5"}, "one value for each of the 4 heads, or fewer"),
+    ({"offsets": "1,--2"}, "offsets = '1,--2' must be"),
+    ({"std": 0.0}, "std = 0.0 must be a number from 0.1"),
+    ({"role": "cross", "ratio": 0}, "ratio = 0 must be a number from 0.01"),
+    ({"positions": "rotary"}, "cannot combine with positions=rotary"),
 )
-def test_what_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**arguments)
 
 
 def summed(v: Tensor, weights: Tensor, first: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
-from mtkit.errors import MtkitError
+from tests.attention.small import refusals
 
 ROLES = ["encoder", "decoder", "cross"]
 WINDOWS = ["query", "layer", "fixed"]
@@ -159,11 +159,10 @@ def test_a_single_token_is_its_value(window: str) -> None:
     torch.testing.assert_close(attention(x).output, attention.out_proj(attention.v_proj(x)))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"window": "wide"}, "query, layer, fixed"), ({"fixed_window": 0}, "fixed_window = 0 must"),
-     ({"local_heads": 5}, "local_heads = 5 must be at most the 4 heads"), ({"apply_layers": -1}, "apply_layers = -1")],
-)  # fmt: skip
-def test_options_that_mean_nothing_are_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**wrong)
+test_options_that_mean_nothing_are_refused = refusals(
+    make,
+    ({"window": "wide"}, "query, layer, fixed"),
+    ({"fixed_window": 0}, "fixed_window = 0 must"),
+    ({"local_heads": 5}, "local_heads = 5 must be at most the 4 heads"),
+    ({"apply_layers": -1}, "apply_layers = -1"),
+)

@@ -1,7 +1,6 @@
 """Mega: the moving average against the recurrence, gates at their limits, chunks, and what a step costs."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from mtkit.attention import Inputs, build
 from mtkit.attention.bases.single_head import laplace
 from mtkit.attention.prior._moving_average import CHUNK, MovingAverage
 from mtkit.errors import MtkitError
-from tests.attention.small import maker
+from tests.attention.small import maker, refusals
 from tests.contract.cases import Case
 from tests.contract.counting import count, exponent
 
@@ -220,13 +219,12 @@ def test_learned_numbers_are_kept_shares_gates_and_the_bias() -> None:
     torch.testing.assert_close(learned["update gate"], gates.mean().view(1), check_dtype=False, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"ema": 0}, "ema = 0"), ({"activation": "relu2"}, "activation = 'relu2'"), ({"merge": "gated"}, "merge")],
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"ema": 0}, "ema = 0"),
+    ({"activation": "relu2"}, "activation = 'relu2'"),
+    ({"merge": "gated"}, "merge"),
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**options)
 
 
 def test_weights_of_the_average_are_not_rounded() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mtkit.attention import build
 from mtkit.errors import MtkitError
-from tests.attention.small import maker
+from tests.attention.small import maker, refusals
 
 VARIANTS = ["random", "factorized-random", "dense", "factorized-dense"]
 
@@ -179,17 +179,12 @@ def test_more_positions_than_it_was_built_for_are_refused(variant: str) -> None:
         cross(torch.randn(1, 16, 32), torch.randn(1, 6, 32))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"variant": "denser"}, "did you mean 'dense'"),
-        ({"mix": "random,dots"}, "did you mean 'dot'"),
-        ({"variant": "mixture", "mix": "dot,dot"}, "name each part once"),
-        ({"variant": "dense", "fixed": True}, "be false if no part is random"),
-        ({"variant": "factorized-dense", "factor_a": 17}, "factor_a = 17 must be at most the 16 positions"),
-        ({"positions": "rotary"}, "cannot combine with positions=rotary"),
-    ],
+test_what_cannot_be_is_refused = refusals(
+    make,
+    ({"variant": "denser"}, "did you mean 'dense'"),
+    ({"mix": "random,dots"}, "did you mean 'dot'"),
+    ({"variant": "mixture", "mix": "dot,dot"}, "name each part once"),
+    ({"variant": "dense", "fixed": True}, "be false if no part is random"),
+    ({"variant": "factorized-dense", "factor_a": 17}, "factor_a = 17 must be at most the 16 positions"),
+    ({"positions": "rotary"}, "cannot combine with positions=rotary"),
 )
-def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**options)

@@ -9,7 +9,7 @@ from torch import Tensor
 from mtkit.attention import build
 from mtkit.attention.kernels.tiled_softmax import scores_at_once
 from mtkit.attention.scoring import additive
-from mtkit.errors import MtkitError
+from tests.attention.small import refusals
 from tests.contract.counting import count
 
 ROLES = ["encoder", "decoder", "cross"]
@@ -138,11 +138,9 @@ def test_scores_are_of_float32_under_autocast() -> None:
     torch.testing.assert_close(scores, (hidden * attention.score_vector[:, None, None]).sum(-1), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"additive_dim": 0}, "additive_dim = 0 must"), ({"positions": "rotary"}, "cannot combine with positions=rotary"),
-     ({"projection": "multi-query"}, "cannot combine with projection=multi-query")],
-)  # fmt: skip
-def test_what_means_nothing_here_is_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**wrong)
+test_what_means_nothing_here_is_refused = refusals(
+    make,
+    ({"additive_dim": 0}, "additive_dim = 0 must"),
+    ({"positions": "rotary"}, "cannot combine with positions=rotary"),
+    ({"projection": "multi-query"}, "cannot combine with projection=multi-query"),
+)

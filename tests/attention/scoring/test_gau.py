@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from mtkit.attention import Inputs, build, reorder
 from mtkit.errors import MtkitError
+from tests.attention.small import refusals
 from tests.contract.cases import Case
 from tests.contract.counting import Count
 from tests.contract.stack import apart
@@ -181,19 +182,14 @@ def test_learned_numbers_are_the_bias_by_distance() -> None:
     torch.testing.assert_close(numbers, gau.table.unsqueeze(0))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"role": "cross"}, "it can play: encoder, decoder"),
-        ({"form": "linear"}, "form = 'linear'"),
-        ({"chunk": 0}, "chunk = 0"),
-        ({"expand": 0.0}, "expand = 0"),
-        ({"merge": "gated"}, "cannot combine with merge"),
-    ],
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"role": "cross"}, "it can play: encoder, decoder"),
+    ({"form": "linear"}, "form = 'linear'"),
+    ({"chunk": 0}, "chunk = 0"),
+    ({"expand": 0.0}, "expand = 0"),
+    ({"merge": "gated"}, "cannot combine with merge"),
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**options)
 
 
 def test_it_has_no_heads_to_mix_with_others() -> None:

@@ -1,13 +1,10 @@
 """Nadaraya-Watson attention: the estimator itself, where it is full attention, and the limits of the width."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from mtkit.errors import MtkitError
-from tests.attention.small import ROLES, VALID, maker
+from tests.attention.small import ROLES, VALID, maker, refusals
 from tests.contract.counting import count
 
 WIDTHS = {"scalar": (1, 1), "per-head": (4, 1), "per-dim": (4, 8)}
@@ -126,11 +123,9 @@ def test_no_tensor_of_differences_is_held() -> None:
     assert counted.largest <= 64 * 64
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"width": "wide"}, "scalar, per-head, per-dim"), ({"role": "cross", "exclude_self": True}, "in the cross role"),
-     ({"width": "per-dim", "positions": {"name": "rotary"}}, "width = 'per-dim' must be another")],
-)  # fmt: skip
-def test_what_means_nothing_is_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**wrong)
+test_what_means_nothing_is_refused = refusals(
+    make,
+    ({"width": "wide"}, "scalar, per-head, per-dim"),
+    ({"role": "cross", "exclude_self": True}, "in the cross role"),
+    ({"width": "per-dim", "positions": {"name": "rotary"}}, "width = 'per-dim' must be another"),
+)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from mtkit.attention.bases.caches import exact_capacity
 from mtkit.attention.positions import Rotary
-from mtkit.errors import MtkitError
-from tests.attention.small import maker, tokens
+from tests.attention.small import maker, refusals, tokens
 
 make = maker("streaming", "decoder", double=True, seed=0)
 
@@ -109,15 +108,10 @@ def test_the_weights_of_a_step_are_those_of_the_row() -> None:
     torch.testing.assert_close(stepped.weights[:, :, 0], streaming(x, need_weights=True).weights[:, :, -1])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"first_tokens": -1}, "first_tokens = -1"),
-        ({"window_radius": [2, 4]}, "window_radius"),
-        ({"positions": "alibi"}, "it can combine with: rotary"),
-        ({"role": "encoder"}, "it can play: decoder"),
-    ],
+test_options_that_cannot_be_are_refused = refusals(
+    make,
+    ({"first_tokens": -1}, "first_tokens = -1"),
+    ({"window_radius": [2, 4]}, "window_radius"),
+    ({"positions": "alibi"}, "it can combine with: rotary"),
+    ({"role": "encoder"}, "it can play: decoder"),
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MtkitError, match=message):
-        make(**options)
