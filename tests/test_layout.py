@@ -44,7 +44,7 @@ BELOW = {
     "experiments": TRAINING,
     "reporting": TRAINING,
     "interchange": TRAINING,
-    "benchmark": TRAINING | {"experiments"},
+    "benchmark": TRAINING | {"experiments", "interchange"},
     "serving": MODEL | {"runs", "decoding"},
 }
 """What each room may import besides itself; what is not listed (cli, the package itself) may import all."""

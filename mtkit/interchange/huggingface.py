@@ -32,6 +32,9 @@ from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD, SPECIALS, TAGS, UNK, Toke
 HUGGINGFACE = {PAD: "<pad>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
 """Spelling of the special pieces in Hugging Face transformers."""
 
+SPECIAL_IDS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
+"""Ids of the special pieces in Hugging Face's configurations."""
+
 CTRANSLATE2 = {PAD: "<blank>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
 """Spelling of the special pieces in CTranslate2."""
 
@@ -97,13 +100,20 @@ def check(recipe: Recipe) -> None:
 
 def write(run: Run, model: Network, folder: Path) -> None:
     """Write the files of a model that `check` accepts into an existing folder."""
-    settings, weights = run.recipe.model, Weights(model)
+    write_json(folder / "config.json", configuration(run.recipe, model))
+    write_json(folder / "generation_config.json", _search(run))
+    (folder / "model.safetensors").write_bytes(save(tensors(run.recipe, model), metadata={"format": "pt"}))
+    _write_tokenizer(run, folder)
+
+
+def configuration(recipe: Recipe, model: Network) -> dict[str, Any]:
+    """Return the content of config.json."""
+    settings, weights = recipe.model, Weights(model)
     kind, name = CLASSES[settings.norm]
     rows = {"vocab_size": len(weights.tokens("encoder"))}
     if kind == "marian":
         rows["decoder_vocab_size"] = len(weights.output)
-    search = _search(run)
-    config: dict[str, Any] = {
+    return {
         "architectures": [name],
         "model_type": kind,
         "is_encoder_decoder": True,
@@ -124,13 +134,9 @@ def write(run: Run, model: Network, folder: Path) -> None:
         "activation_dropout": settings.activation_dropout,
         "share_encoder_decoder_embeddings": settings.tie == "all",
         "tie_word_embeddings": settings.tie != "none",
-        **{key: search[key] for key in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")},
+        **SPECIAL_IDS,
         "forced_eos_token_id": None,
     }
-    write_json(folder / "config.json", config)
-    write_json(folder / "generation_config.json", search)
-    (folder / "model.safetensors").write_bytes(save(_tensors(run.recipe, model, weights), metadata={"format": "pt"}))
-    _write_tokenizer(run, folder)
 
 
 def caution(recipe: Recipe) -> str:
@@ -147,10 +153,7 @@ def _search(run: Run) -> dict[str, Any]:
     chosen, longest = run.recipe.decoding, run.recipe.model.max_length
     beam = chosen.beam if chosen.method == "beam" else 1
     return {
-        "pad_token_id": PAD,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "decoder_start_token_id": BOS,
+        **SPECIAL_IDS,
         # mtkit makes no breaks in the translation of one line; joined lines of a document need them
         "suppress_tokens": [PAD, UNK, BOS, *([] if run.document_pieces else [BREAK])],
         "num_beams": beam,
@@ -171,20 +174,20 @@ def _search(run: Run) -> dict[str, Any]:
     }
 
 
-def _tensors(recipe: Recipe, model: Network, weights: Weights) -> dict[str, Tensor]:
-    """Return all weights under Hugging Face's names; a tied weight has one name."""
-    ours = model.state_dict()
-    tensors = {theirs: _of_all_heads(ours[name], name, weights) for name, theirs in layer_names(recipe.model)}
+def tensors(recipe: Recipe, model: Network) -> dict[str, Tensor]:
+    """Return all weights under Hugging Face's names, in float32 on the CPU; a tied weight has one name."""
+    ours, weights = model.state_dict(), Weights(model)
+    named = {theirs: _of_all_heads(ours[name], name, weights) for name, theirs in layer_names(recipe.model)}
     if recipe.model.tie == "all":
-        tensors[SHARED] = weights.tokens("encoder")
+        named[SHARED] = weights.tokens("encoder")
     else:
-        tensors |= {name: weights.tokens(side) for side, name in TABLES.items()}
+        named |= {name: weights.tokens(side) for side, name in TABLES.items()}
     if recipe.model.tie == "none":
-        tensors[OUTPUT] = weights.output
+        named[OUTPUT] = weights.output
     bias = weights.output_bias
-    tensors[BIAS] = (torch.zeros(len(weights.output)) if bias is None else bias).view(1, -1)
-    tensors |= {name: weights.positions(side) for side, name in POSITIONS.items()}
-    return {name: tensor.detach().float().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    named[BIAS] = (torch.zeros(len(weights.output)) if bias is None else bias).view(1, -1)
+    named |= {name: weights.positions(side) for side, name in POSITIONS.items()}
+    return {name: tensor.detach().float().cpu().clone().contiguous() for name, tensor in named.items()}
 
 
 def _of_all_heads(weight: Tensor, name: str, weights: Weights) -> Tensor:

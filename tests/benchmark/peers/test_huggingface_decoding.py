@@ -20,7 +20,7 @@ def test_it_gives_the_same_logits(changes: dict[str, Any]) -> None:
     model = shifted_model(recipe)
     source = torch.tensor([[5, 9, 30, 7, EOS], [11, 6, EOS, PAD, PAD]])
     target_in = torch.tensor([[BOS, 8, 21, 6], [BOS, 33, 4, 17]])
-    theirs = convert(recipe.model, model)
+    theirs = convert(recipe, model)
     with torch.no_grad():
         hidden = model(source, target_in, source_valid=source != PAD).hidden
         found = theirs(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target_in).logits
