@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.cpu.threads import has_blas, in_ranges, loops_take
+from mtkit.attention.kernels.cpu.threads import by_token, has_blas, in_ranges, loops_take
 
 WIDEST = 64
 """Width of keys and values up to which BLAS starts no threads of its own."""
@@ -51,7 +51,7 @@ class _LoopedSoftmax(torch.autograd.Function):
         from mtkit.attention.kernels.cpu.compressed_loops import write_reads
 
         ctx.how, ctx.keys, rest = how, k.shape[1], -k.shape[1] % KEYS_TOGETHER
-        q, k, v = _by_token(q), *(F.pad(x.detach(), (0, 0, 0, rest)).contiguous() for x in (k, v))
+        q, k, v = by_token(q), *(F.pad(x.detach(), (0, 0, 0, rest)).contiguous() for x in (k, v))
         batch, length, heads, _ = q.shape
         out, log_sum = (q.new_empty(batch, length, heads, width) for width in (v.shape[2], 1))
         several = max(NUMBERS_AT_ONCE // (len(k) * how.blocks) // KEYS_TOGETHER, 1) * KEYS_TOGETHER
@@ -70,14 +70,9 @@ class _LoopedSoftmax(torch.autograd.Function):
 
         q, k, v, out, log_sum = ctx.saved_tensors
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        rest = [out, log_sum, _by_token(d_outputs), d_q, d_k, d_v]
+        rest = [out, log_sum, by_token(d_outputs), d_q, d_k, d_v]
         _run(write_gradients, [q, k, v, ctx.how.seen], ctx.how, tensors=rest)
         return None, d_q.transpose(1, 2), d_k[:, : ctx.keys], d_v[:, : ctx.keys]
-
-
-def _by_token(x: Tensor) -> Tensor:
-    """Return x (B, H, T, X) as (B, T, H, X), one after the other in memory."""
-    return x.detach().transpose(1, 2).contiguous()
 
 
 def _run(loop: Callable[..., None], terms: list[Tensor], how: How, *places: int, tensors: list[Tensor]) -> None:

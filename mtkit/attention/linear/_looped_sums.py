@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtkit.attention.kernels.cpu.threads import has_blas, in_ranges, loops_take
-
-LARGEST = 1 << 18
-"""Multiplications of one product up to which BLAS starts no threads of its own."""
+from mtkit.attention.kernels.cpu.threads import LARGEST, by_token, has_blas, in_ranges, loops_take
 
 
 def loops_sum(chunk: int, k: Tensor, v: Tensor, decay: Tensor, *others: Tensor) -> bool:
@@ -28,7 +25,7 @@ class LoopedSums(torch.autograd.Function):
         from mtkit.attention.kernels.cpu.decay_loops import write_reads
 
         """Return the outputs of q, k, v, decay and, if values are corrected, beta."""
-        q, k, v, decay, *others = (_by_token(x) for x in terms)
+        q, k, v, decay, *others = (by_token(x) for x in terms)
         beta = others[0] if others else decay[..., :0].contiguous()
         batch, length, heads, width = k.shape
         chunk = min(chunk, length)
@@ -46,14 +43,9 @@ class LoopedSums(torch.autograd.Function):
 
         q, k, decay, beta, z, states = ctx.saved_tensors
         gradients = [torch.empty_like(x) for x in (q, k, z, decay, beta)]
-        _run(write_gradients, ctx.how, [q, k, decay, beta, z, states, _by_token(d_outputs), *gradients], len(states))
+        _run(write_gradients, ctx.how, [q, k, decay, beta, z, states, by_token(d_outputs), *gradients], len(states))
         several = 5 if beta.numel() else 4
         return None, None, *(x.transpose(1, 2) for x in gradients[:several])
-
-
-def _by_token(x: Tensor) -> Tensor:
-    """Return x (B, H, T, X) as (B, T, H, X), one after the other in memory."""
-    return x.detach().transpose(1, 2).contiguous()
 
 
 def _run(loop: Callable[..., None], how: tuple[bool, int], tensors: list[Tensor], streams: int) -> None:

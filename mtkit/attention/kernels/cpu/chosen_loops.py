@@ -13,7 +13,7 @@ from mtkit.attention.kernels.cpu.compressed_loops import (
     write_means,
     write_weights,
 )
-from mtkit.attention.kernels.cpu.decay_loops import add, dot, transpose
+from mtkit.attention.kernels.cpu.decay_loops import add, transpose
 from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, part
 
 Choices = NDArray[np.int64]
@@ -55,7 +55,7 @@ def write_block_scores(keys: Floats, qt: Floats, hidden: NDArray[np.bool_], late
 
     later (queries,): the first key that a query does not see, because it is later.
     """
-    dot(keys, qt, scores)
+    np.dot(keys, qt, scores)
     for s in range(len(hidden)):
         if hidden[s]:
             scores[s] = FAR
@@ -137,7 +137,7 @@ def write_reads(
                     transpose(q_c, qt)
                     write_block_scores(keys[n * blocks + m], qt, unseen, later, scores)
                     write_weights(scores, size, sums)
-                    dot(scores.T, values[n * blocks + m], o_c)
+                    np.dot(scores.T, values[n * blocks + m], o_c)
                     join(o_c, sums, b, h, places, out, log_sum)
 
 
@@ -198,11 +198,11 @@ def write_gradients(
                     gather(d_out, b, h, places, d_o)
                     transpose(d_o, d_ot)
                     write_means(o_c, d_o, mean)
-                    dot(weights, d_o, of_values)
+                    np.dot(weights, d_o, of_values)
                     add(of_values, d_values[n * blocks + m])
-                    dot(v_m, d_ot, d_weights)
+                    np.dot(v_m, d_ot, d_weights)
                     replace_d_weights(d_weights, weights, mean)
-                    dot(d_weights, q_c, of_keys)
+                    np.dot(d_weights, q_c, of_keys)
                     add(of_keys, d_keys[n * blocks + m])
-                    dot(d_weights.T, k_m, dq_c)
+                    np.dot(d_weights.T, k_m, dq_c)
                     scatter(dq_c, scale, b, h, places, d_q)

@@ -7,7 +7,7 @@ and a softmax over keys takes no sum across a vector register. The products are 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.attention.kernels.cpu.decay_loops import add, dot, load, store, transpose
+from mtkit.attention.kernels.cpu.decay_loops import add, load, store, transpose
 from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, exponential, part
 
 TOGETHER = 64
@@ -27,7 +27,7 @@ def write_scores(
     qt (K, queries). With a stride, query first + i sees key p if p * stride + size <= first + i + 1.
     """
     for p in range(0, count, TOGETHER):
-        dot(k[p : p + TOGETHER], qt, out[p : p + TOGETHER])
+        np.dot(k[p : p + TOGETHER], qt, out[p : p + TOGETHER])
     for p in range(count):
         row, hidden = out[p], 0
         if stride > 0:
@@ -150,7 +150,7 @@ def write_reads(
                 add_importance(scores, count, inside, of_block, total)
                 o_c[:] = 0
                 for p in range(0, count, TOGETHER):
-                    dot(scores[p : p + TOGETHER].T, v[n, p : p + TOGETHER], some)
+                    np.dot(scores[p : p + TOGETHER].T, v[n, p : p + TOGETHER], some)
                     add(some, o_c)
                 store(out, b, h, t, 1, o_c)
                 store(log_sum, b, h, t, 1, sums)
@@ -232,13 +232,13 @@ def write_gradients(
                 dq_c[:] = 0
                 for p in range(0, count, TOGETHER):
                     weights, keys = scores[p : p + TOGETHER], k[n, p : p + TOGETHER]
-                    dot(weights, d_o, of_values)
+                    np.dot(weights, d_o, of_values)
                     add(of_values, d_v[n, p : p + TOGETHER])
-                    dot(v[n, p : p + TOGETHER], d_ot, squares)
+                    np.dot(v[n, p : p + TOGETHER], d_ot, squares)
                     replace_d_weights(squares, weights, mean)
-                    dot(squares, q_c, of_keys)
+                    np.dot(squares, q_c, of_keys)
                     add(of_keys, d_k[n, p : p + TOGETHER])
-                    dot(squares.T, keys, of_keys)
+                    np.dot(squares.T, keys, of_keys)
                     add(of_keys, dq_c)
                 multiply_all(dq_c, scale)
                 store(d_q, b, h, t, 1, dq_c)

@@ -1,8 +1,9 @@
 """Loops of decayed sums, also under the delta rule: outputs, and all gradients, chunk by chunk, each head by itself.
 
-A chunk's products are small matrix products of BLAS, whose factors stay in the processor's first caches; PyTorch's
-batched products would pass through memory between any two operations. In a chunk, with the sums S before it, the sums L
-of the logarithms of the decays, E_ts = exp(L_t - L_s), M = E * K K^T below the diagonal and P = E * Q K^T,
+A chunk's products are small matrix products of BLAS, which is fastest if only the first factor is transposed. Factors
+stay in the processor's first caches; PyTorch's batched products would pass through memory between any two operations.
+In a chunk, with the sums S before it, the sums L of the logarithms of the decays, E_ts = exp(L_t - L_s), M = E * K K^T
+below the diagonal and P = E * Q K^T,
 
     Z = V - (e^L * K) S - M U     U = beta * Z     O = (e^L * Q) S + P U     S_after = e^L_c S + (e^(L_c - L) * K)^T U
 """
@@ -20,12 +21,6 @@ LOWEST, LEAST = np.float32(-1e4), -40.0
 def share(exponent: float) -> np.float32:
     """Return exp(exponent) for exponents of at most 0."""
     return exponential(np.float32(exponent)) if exponent > LEAST else np.float32(0)
-
-
-@part
-def dot(x: Floats, y: Floats, out: Floats) -> None:
-    """Write the product of matrices to out; BLAS is fastest if only the first one is transposed."""
-    np.dot(x, y, out)
 
 
 @part
@@ -158,7 +153,7 @@ def write_decays(
 @part
 def add_product(x: Floats, y: Floats, added: Floats, kept: np.float32, sign: np.float32, sums: Floats) -> None:
     """Replace sums (K, V) by kept * sums + sign * x^T y; x^T y is written to `added`."""
-    dot(x.T, y, added)
+    np.dot(x.T, y, added)
     for i in range(sums.shape[0]):
         for j in range(sums.shape[1]):
             sums[i, j] = kept * sums[i, j] + sign * added[i, j]
@@ -200,17 +195,17 @@ def write_d_written(
     d_u: Floats,
 ) -> None:
     """Write the gradient of U by the outputs and by the sums after the chunk."""
-    dot(q, kt, products)
+    np.dot(q, kt, products)
     multiply(products, shares, products)  # P
-    dot(products.T, d_o, d_u)
-    dot(k, d_sums, some)
+    np.dot(products.T, d_o, d_u)
+    np.dot(k, d_sums, some)
     add_scaled(some, writes, np.float32(1), d_u)
 
 
 @part
 def add_d_writes(k: Floats, u: Floats, d_sums: Floats, writes: Floats, some: Floats, d_k: Floats) -> float:
     """Add the gradient of k by the sums after the chunk; returns that of the logarithms of all its writes together."""
-    dot(u, d_sums.T, some)
+    np.dot(u, d_sums.T, some)
     scale(some, writes, some)
     add(some, d_k)
     return dots(k, some)
@@ -231,13 +226,13 @@ def write_d_reads(
     d_k: Floats,
 ) -> None:
     """Write the gradients of q and k by what the rows read, from u transposed (V, c) and d_o (c, V)."""
-    dot(d_o, ut, d_products)
+    np.dot(d_o, ut, d_products)
     multiply(d_products, shares, d_products)
-    dot(d_o, sums.T, d_q)
+    np.dot(d_o, sums.T, d_q)
     scale(d_q, reads, d_q)
-    dot(d_products, k, some)
+    np.dot(d_products, k, some)
     add(some, d_q)
-    dot(d_products.T, q, d_k)
+    np.dot(d_products.T, q, d_k)
 
 
 @part
@@ -254,13 +249,13 @@ def write_d_overlaps(
     answering: Floats,
 ) -> None:
     """Subtract the gradients of k by the corrections from `asking`, as rows, and `answering`, as keys."""
-    dot(d_z, ut, d_overlaps)
+    np.dot(d_z, ut, d_overlaps)
     multiply(d_overlaps, below, d_overlaps)
-    dot(d_overlaps, k, some)
+    np.dot(d_overlaps, k, some)
     subtract_all(some, asking)
-    dot(d_overlaps.T, k, some)
+    np.dot(d_overlaps.T, k, some)
     subtract_all(some, answering)
-    dot(d_z, sums.T, some)
+    np.dot(d_z, sums.T, some)
     add_scaled(some, reads, np.float32(-1), asking)
 
 
@@ -334,17 +329,17 @@ def write_reads(
                 transpose(k_c, kt)
                 if corrects:
                     load(beta, b, h, begin, step, b_c)
-                    dot(k_c, kt, products)
+                    np.dot(k_c, kt, products)
                     multiply(products, below, below)  # M
-                    dot(k_c, sums, read)
+                    np.dot(k_c, sums, read)
                     add_scaled(read, reads, np.float32(-1), v_c)
                     solve(below, b_c, v_c, u)
                     store(z, b, h, begin, step, v_c)
-                dot(q_c, kt, products)
+                np.dot(q_c, kt, products)
                 multiply(products, shares, products)  # P
-                dot(q_c, sums, read)
+                np.dot(q_c, sums, read)
                 scale(read, reads, read)
-                dot(products, u, o_c)
+                np.dot(products, u, o_c)
                 add(read, o_c)
                 store(out, b, h, begin, step, o_c)
                 scale(k_c, writes, k_c)
@@ -407,7 +402,7 @@ def write_gradients(
                 if corrects:
                     load(beta, b, h, begin, step, b_c)
                     scale(z_c, b_c, u)
-                    dot(k_c, kt, overlaps)
+                    np.dot(k_c, kt, overlaps)
                     multiply(overlaps, below, overlaps)  # M
                     solve_transposed(overlaps, b_c, z_c, d_u, d_z, db_c)
                     store(d_beta, b, h, begin, step, db_c)

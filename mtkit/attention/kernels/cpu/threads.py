@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+LARGEST = 1 << 18
+"""Multiplications of one product up to which BLAS starts no threads of its own."""
+
 
 def loops_take(*tensors: Tensor) -> bool:
     """Return whether compiled loops compute with these: float32 on the CPU.
@@ -26,6 +29,11 @@ def has_blas() -> bool:
     SciPy is no dependency, because numba would import it with every command.
     """
     return find_spec("scipy") is not None
+
+
+def by_token(x: Tensor) -> Tensor:
+    """Return x (B, H, T, X) as (B, T, H, X), one after the other in memory."""
+    return x.detach().transpose(1, 2).contiguous()
 
 
 def in_ranges(loop: Callable[[int, int], None], count: int, least: int = 1) -> None:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.cpu.threads import has_blas, in_ranges, loops_take
+from mtkit.attention.kernels.cpu.threads import LARGEST, by_token, has_blas, in_ranges, loops_take
 
-LARGEST, QUERIES = 1 << 18, 64
-"""Multiplications of one product up to which BLAS starts no threads of its own, and queries of a product."""
+QUERIES = 64
+"""Queries of a product."""
 
 
 def loops_read(q: Tensor, k: Tensor, v: Tensor, size: int) -> bool:
@@ -41,15 +41,15 @@ class LoopedPart:
     def gradients(
         self, q: Tensor, k: Tensor, v: Tensor, d_heads: Tensor, heads: Tensor, log_sum: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        d_q, d_k, d_v = torch.zeros_like(_by_token(q)), *(torch.zeros_like(self._in_blocks(x)) for x in (k, v))
-        self._run("write_gradients", q, k, v, scale, *(_by_token(x) for x in (heads, log_sum, d_heads)), d_q, d_k, d_v)
+        d_q, d_k, d_v = torch.zeros_like(by_token(q)), *(torch.zeros_like(self._in_blocks(x)) for x in (k, v))
+        self._run("write_gradients", q, k, v, scale, *(by_token(x) for x in (heads, log_sum, d_heads)), d_q, d_k, d_v)
         d_k, d_v = (d.view(*x.shape[:2], -1, x.shape[-1])[:, :, : x.shape[2]] for d, x in ((d_k, k), (d_v, v)))
         return d_q.transpose(1, 2), d_k, d_v
 
     def _run(self, loop: str, q: Tensor, k: Tensor, v: Tensor, scale: float, *tensors: Tensor) -> None:
         from mtkit.attention.kernels.cpu import chosen_loops
 
-        terms = (_by_token(q), self._in_blocks(k), self._in_blocks(v), self._chosen, self._hidden)
+        terms = (by_token(q), self._in_blocks(k), self._in_blocks(v), self._chosen, self._hidden)
         arrays, more = ([x.numpy() for x in some] for some in (terms, tensors))
         in_ranges(
             partial(getattr(chosen_loops, loop), self._causal, *arrays, k.shape[1], scale, *more), len(k) * k.shape[1]
@@ -58,8 +58,3 @@ class LoopedPart:
     def _in_blocks(self, x: Tensor) -> Tensor:
         """Return the blocks (B * G * M, size, K) of keys (B, G, S, K)."""
         return F.pad(x.detach(), (0, 0, 0, self._rest)).reshape(-1, self._size, x.shape[-1]).contiguous()
-
-
-def _by_token(x: Tensor) -> Tensor:
-    """Return x (B, H, T, X) as (B, T, H, X), one after the other in memory."""
-    return x.detach().transpose(1, 2).contiguous()
