@@ -217,8 +217,6 @@ def _run(
 
     q, k, v = qkv
     batch, heads, queries, width = q.shape
-    longest = max(queries, k.shape[2])
-    side = 32 if longest <= 32 else 64 if longest <= 64 else 128
     strides = [stride for x in strided for stride in x.stride()[:3]]
     getattr(short_kernels, name)[(batch * heads,)](
         *(q, k, v, q if valid is None else valid, *others),
@@ -227,10 +225,9 @@ def _run(
         VALUE=v.shape[3],
         KEYS=_power(width),
         VALUES=_power(v.shape[3]),
-        SIDE=side,
+        SIDE=32 if max(queries, k.shape[2]) <= 32 else LONGEST,
         CAUSAL=causal,
         MASKED=valid is not None,
-        num_warps=8 if side == 128 else 4,
         **constants,
     )
 
