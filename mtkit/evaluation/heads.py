@@ -121,12 +121,12 @@ def sample_rows(side: Side, segments: int, seed: int, longest: int) -> np.ndarra
     return rows[np.argsort(lengths[rows], kind="stable")]
 
 
-def batches_of(side: Side, rows: np.ndarray, batch_tokens: int = BATCH_TOKENS) -> list[np.ndarray]:
-    """Return the rows, shortest first, in batches of at most `batch_tokens` padded pieces per side, or of one row."""
+def batches_of(side: Side, rows: np.ndarray) -> list[np.ndarray]:
+    """Return the rows, shortest first, in batches of at most `BATCH_TOKENS` padded pieces per side, or of one row."""
     batches: list[list[int]] = [[]]
     for row in rows.tolist():
         width = max(int(side.source.lengths[row]), int(side.target.lengths[row])) + 1
-        if batches[-1] and width * (len(batches[-1]) + 1) > batch_tokens:
+        if batches[-1] and width * (len(batches[-1]) + 1) > BATCH_TOKENS:
             batches.append([])
         batches[-1].append(row)
     return [np.array(batch) for batch in batches]

@@ -19,7 +19,6 @@ from mtkit.evaluation.heads import (
     LayerHeads,
     _LayerSums,
     attentions_of,
-    batches_of,
     entropies,
     examine,
     sample_rows,
@@ -144,7 +143,7 @@ def test_entropies_and_distances_are_means_over_real_queries(trained: Trained) -
 def test_batches_change_nothing(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     side, model = trained.prepared.valid, network(trained, encoder="luna", decoder="rfa-gated", cross="set-transformer")
     whole = examine(model, side).as_object()
-    monkeypatch.setattr(batches_of, "__defaults__", (1,))
+    monkeypatch.setattr("mtkit.evaluation.heads.BATCH_TOKENS", 1)
     singly = examine(model, side).as_object()
     assert whole["layers"][0]["learned"]["slot use"]
     for one, other in zip(whole["layers"], singly["layers"], strict=True):

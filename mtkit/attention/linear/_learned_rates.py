@@ -11,7 +11,7 @@ def first_rates(heads: int) -> Tensor:
     return torch.empty(heads).uniform_(1.0, 16.0).log()
 
 
-def first_biases(count: int, least: float = 1e-3, most: float = 0.1) -> Tensor:
-    """Return b (count,) whose softplus is drawn from `least` to `most`, uniformly in its logarithm."""
-    steps = torch.empty(count).uniform_(math.log(least), math.log(most)).exp()
+def first_biases(count: int) -> Tensor:
+    """Return b (count,) whose softplus is drawn from 0.001 to 0.1, uniformly in its logarithm."""
+    steps = torch.empty(count).uniform_(math.log(1e-3), math.log(0.1)).exp()
     return steps + (-torch.expm1(-steps)).log()  # the inverse of softplus
