@@ -1,4 +1,4 @@
-"""What a chunk of c positions adds to decayed sums and reads of them, and the gradients of both.
+"""Decayed sums within chunks of c positions: what a chunk adds to the sums, what it reads, and the gradients of both.
 
 All tensors have one row for each of n chunks; S, (n, K, V), are the sums before a chunk in its direction. Gradients of
 L, the sum of log A up to a position, follow from products: each is a sum over channels of q_t k_s exp(L_t - L_s), so
@@ -36,7 +36,7 @@ class Rows:
 
 
 class Gradients(NamedTuple):
-    """Gradients of `Rows`, and those of L by direction, (n, c, 1 or K), if they are made."""
+    """Gradients of `Rows`, and of L for each direction, (n, c, 1 or K), if these are computed."""
 
     q: Tensor
     k: Tensor
@@ -50,31 +50,31 @@ class Added:
     def __init__(self, rows: Rows, decays: Decays) -> None:
         self.rows, self.decays = rows, decays
 
-    def written(self, place: int) -> tuple[Tensor, Tensor]:
+    def written(self, direction: int) -> tuple[Tensor, Tensor]:
         """Return the shares (n, 1 or K) of S that the chunk keeps, and (n, K, V) that it adds to the sums after it."""
-        return self.decays.kept[place], self.decays.write_rows(self.rows.k, place).mT @ self.rows.v
+        return self.decays.carried[direction], self.decays.write_rows(self.rows.k, direction).mT @ self.rows.v
 
     def read(self, before: Sequence[Tensor]) -> Tensor:
         """Return (n, c, V) that the rows read of the sums before the chunk, by direction, and of the chunk itself."""
         q, k, v = self.rows.q, self.rows.k, self.rows.v
         outputs = self.decays.products(q, k) @ v
-        for place, sums in enumerate(before):
-            outputs.baddbmm_(self.decays.read_rows(q, place), sums)
+        for direction, sums in enumerate(before):
+            outputs.baddbmm_(self.decays.read_rows(q, direction), sums)
         return outputs
 
-    def entering(self, place: int, d_outputs: Tensor) -> tuple[Tensor, Tensor]:
+    def entering(self, direction: int, d_outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the same shares, and the gradient of S from the outputs of the chunk."""
-        return self.decays.kept[place], self.decays.read_rows(self.rows.q, place).mT @ d_outputs
+        return self.decays.carried[direction], self.decays.read_rows(self.rows.q, direction).mT @ d_outputs
 
     def gradients(
         self, d_outputs: Tensor, before: Sequence[Tensor], d_after: Sequence[Tensor], decays: bool
     ) -> Gradients:
-        """Return all gradients, from those of the outputs and of the sums after the chunk; of L if `decays`."""
+        """Return all gradients from the gradients of the outputs and of the sums after the chunk; of L if `decays`."""
         q, k, v = self.rows.q, self.rows.k, self.rows.v
         products = self.decays.products(q, k)
         d_v = products.mT @ d_outputs
-        for place, d_sums in enumerate(d_after):
-            d_v.baddbmm_(self.decays.write_rows(k, place), d_sums)
+        for direction, d_sums in enumerate(d_after):
+            d_v.baddbmm_(self.decays.write_rows(k, direction), d_sums)
         read = Read(q, products, d_outputs @ v.mT, [d_outputs @ sums.mT for sums in before])
         (d_q,), d_k, d_totals = self.decays.gradients([read], k, [v @ d_sums.mT for d_sums in d_after], decays)
         return Gradients(d_q, d_k, d_v, d_totals)

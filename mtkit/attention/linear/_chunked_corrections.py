@@ -25,13 +25,13 @@ TINY = 1e-30
 """Least beta in a quotient. A sigmoid's gradient is 0 if beta is lower, so the quotient does not matter there."""
 
 
-def corrected_reads(way: bool, chunk: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+def corrected_reads(from_end: bool, chunk: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
     """Return the outputs (B, H, T, V) of q, k (B, H, T, K), v (B, H, T, V), decay (B, H, T, 1 or K), beta (B, H, T, 1).
 
     Differentiable once.
     """
     function = LoopedSums if loops_sum(chunk, k, v, decay, q, beta) else _CorrectedSums
-    reads: Tensor = function.apply(way, chunk, q, k, v, decay, beta)  # type: ignore[no-untyped-call]
+    reads: Tensor = function.apply(from_end, chunk, q, k, v, decay, beta)  # type: ignore[no-untyped-call]
     return reads
 
 
@@ -43,19 +43,19 @@ def corrected_sums(chunk: int, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
 
 class _CorrectedSums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, way: bool, chunk: int, q: Tensor | None, *others: Tensor) -> Tensor:
+    def forward(ctx: Any, from_end: bool, chunk: int, q: Tensor | None, *others: Tensor) -> Tensor:
         """Return the outputs; without queries, the last sums."""
         k, v, decay, beta = others
-        ctx.how = way, chunk
+        ctx.how = from_end, chunk
         with torch.autocast(k.device.type, enabled=False):
             layout, saved = Layout(k, chunk), []
             outputs = layout.empty(v)
             states = None
             if q is None or layout.count > 1:
                 states = k.new_empty(layout.count + 1, *k.shape[:2], k.shape[3], v.shape[3])
-                states[-1 if way else 0] = 0.0
-            for part in _in_order(layout, way):
-                rows, borders = _Rows(layout, part, way, k, decay, beta), _borders(states, part)
+                states[-1 if from_end else 0] = 0.0
+            for part in _in_order(layout, from_end):
+                rows, borders = _Rows(layout, part, from_end, k, decay, beta), _borders(states, part)
                 z = rows.corrections(layout.load(v, part), borders)
                 if q is not None:
                     layout.store(outputs, part, rows.read(layout.load(q, part), z, borders))
@@ -66,15 +66,15 @@ class _CorrectedSums(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_result: Tensor) -> tuple[Tensor | None, ...]:
-        (way, chunk), saved = ctx.how, ctx.saved_tensors  # read once: a checkpoint hands out tensors a single time
+        (from_end, chunk), saved = ctx.how, ctx.saved_tensors  # read once: a checkpoint hands out tensors a single time
         q, k, _, decay, beta, states, *of_parts = saved
         with torch.autocast(d_result.device.type, enabled=False):
             layout = Layout(k, chunk)
             results = [None if x is None else layout.empty(x) for x in saved[:5]]
             d_sums = d_result.clone() if q is None else None if states is None else torch.zeros_like(states[0])
-            for number, part in reversed(list(enumerate(_in_order(layout, way)))):
+            for number, part in reversed(list(enumerate(_in_order(layout, from_end)))):
                 z, inverse = of_parts[2 * number : 2 * number + 2]
-                rows = _Rows(layout, part, way, k, decay, beta, inverse)
+                rows = _Rows(layout, part, from_end, k, decay, beta, inverse)
                 outer = None if q is None else (layout.load(q, part), layout.load(d_result, part))
                 d_part = None if d_sums is None else d_sums[part.segments]
                 gradients = rows.gradients(outer, z, _borders(states, part), d_part)
@@ -84,8 +84,8 @@ class _CorrectedSums(torch.autograd.Function):
         return None, None, *(None if x is None else x[:, :, : layout.length] for x in results)
 
 
-def _in_order(layout: Layout, way: bool) -> Sequence[Part]:
-    return layout.parts[::-1] if way else layout.parts
+def _in_order(layout: Layout, from_end: bool) -> Sequence[Part]:
+    return layout.parts[::-1] if from_end else layout.parts
 
 
 def _borders(states: Tensor | None, part: Part) -> Tensor | None:
@@ -102,25 +102,27 @@ class _Rows:
         self,
         layout: Layout,
         part: Part,
-        way: bool,
+        from_end: bool,
         k: Tensor,
         decay: Tensor,
         beta: Tensor,
         inverse: Tensor | None = None,
     ) -> None:
-        self.way, self.heads = way, layout.rows(part)
+        self.from_end, self.heads = from_end, layout.rows(part)
         self.k, self.beta, decay = (layout.load(x, part) for x in (k, beta, decay))
-        ways = (way,)
-        self.decays = ChannelDecays(decay, ways) if decay.shape[2] > 1 else HeadDecays(decay, ways, len(self.k))
-        self.kept = self.decays.kept[0].unsqueeze(-1)
+        directions = (from_end,)
+        self.decays = (
+            ChannelDecays(decay, directions) if decay.shape[2] > 1 else HeadDecays(decay, directions, len(self.k))
+        )
+        self.carried = self.decays.carried[0].unsqueeze(-1)
         if inverse is None:
-            system = _strict(self.decays.products(self.k, self.k), way).mul_(self.beta.mT)
+            system = _strict(self.decays.products(self.k, self.k), from_end).mul_(self.beta.mT)
             one = torch.eye(system.shape[1], dtype=system.dtype, device=system.device).expand_as(system)
-            inverse = torch.linalg.solve_triangular(system, one, upper=way, unitriangular=True)
+            inverse = torch.linalg.solve_triangular(system, one, upper=from_end, unitriangular=True)
         self.inverse = inverse
 
     @cached_property
-    def known(self) -> Tensor:
+    def read_keys(self) -> Tensor:
         """e^L * K, (n, c, K)."""
         return self.decays.read_rows(self.k, 0)
 
@@ -136,11 +138,11 @@ class _Rows:
         """
         if states is None:
             return self.inverse @ v
-        z, asked = torch.empty_like(v), torch.empty_like(v[: self.heads])
+        z, difference = torch.empty_like(v), torch.empty_like(v[: self.heads])
         for here, before, after in self._chunks(states):
-            torch.baddbmm(v[here], self.known[here], before, alpha=-1, out=asked)
-            torch.bmm(self.inverse[here], asked, out=z[here])
-            torch.mul(before, self.kept[here], out=after).baddbmm_(self.writes[here].mT, z[here])
+            torch.baddbmm(v[here], self.read_keys[here], before, alpha=-1, out=difference)
+            torch.bmm(self.inverse[here], difference, out=z[here])
+            torch.mul(before, self.carried[here], out=after).baddbmm_(self.writes[here].mT, z[here])
         return z
 
     def read(self, q: Tensor, z: Tensor, states: Tensor | None) -> Tensor:
@@ -166,11 +168,11 @@ class _Rows:
             reads = [Read(q, None, (d_outputs @ z.mT).mul_(columns), [d_outputs @ sums.mT for sums in before])]
         d_v, d_after = self._d_values(outer, d_z, d_sums)
         d_beta = (z * d_v).sum(-1, keepdim=True).div_(self.beta.clamp(min=TINY))
-        d_overlap = _strict((d_v @ z.mT).mul_(-columns), self.way)
+        d_overlap = _strict((d_v @ z.mT).mul_(-columns), self.from_end)
         reads.append(Read(self.k, None, d_overlap, [(d_v @ sums.mT).neg_() for sums in before]))
         d_writes = [(z @ d_sums_after.mT).mul_(self.beta) for d_sums_after in d_after]
         d_rows, d_k, d_totals = self.decays.gradients(reads, self.k, d_writes, True)
-        d_decay = d_decay_of((self.way,), d_totals, after, d_after)
+        d_decay = d_decay_of((self.from_end,), d_totals, after, d_after)
         return None if outer is None else d_rows[0], d_k.add_(d_rows[-1]), d_v, d_decay, d_beta
 
     def _d_values(
@@ -180,28 +182,28 @@ class _Rows:
         if d_sums is None:
             return self.inverse.mT @ d_z, []
         d_states, d_v = d_z.new_zeros(len(d_z) // self.heads + 1, self.heads, *d_sums.shape[2:]), torch.empty_like(d_z)
-        d_states[0 if self.way else -1] = d_sums.flatten(0, 1)
+        d_states[0 if self.from_end else -1] = d_sums.flatten(0, 1)
         if outer is not None:
             torch.bmm(self.decays.read_rows(outer[0], 0).mT, outer[1], out=self._of_chunks(d_states, late=False))
         for here, d_before, d_after in reversed(list(self._chunks(d_states))):
             d_z[here].baddbmm_(self.writes[here], d_after)
             torch.bmm(self.inverse[here].mT, d_z[here], out=d_v[here])
-            d_before.addcmul_(d_after, self.kept[here]).baddbmm_(self.known[here].mT, d_v[here], alpha=-1)
-        d_sums.copy_(d_states[-1 if self.way else 0].view_as(d_sums))
+            d_before.addcmul_(d_after, self.carried[here]).baddbmm_(self.read_keys[here].mT, d_v[here], alpha=-1)
+        d_sums.copy_(d_states[-1 if self.from_end else 0].view_as(d_sums))
         return d_v, [self._of_chunks(d_states, late=True)]
 
     def _chunks(self, states: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield the rows of the chunks in order, with states (chunks + 1, ...) before and after them."""
         order = range(len(states) - 1)
-        for chunk in reversed(order) if self.way else order:
+        for chunk in reversed(order) if self.from_end else order:
             here = slice(chunk * self.heads, (chunk + 1) * self.heads)
-            yield here, states[chunk + self.way], states[chunk + (not self.way)]
+            yield here, states[chunk + self.from_end], states[chunk + (not self.from_end)]
 
     def _of_chunks(self, states: Tensor, late: bool) -> Tensor:
         """Return the states (n, K, V) before or after all chunks, a view."""
-        return states[1:].flatten(0, 1) if late != self.way else states[:-1].flatten(0, 1)
+        return states[1:].flatten(0, 1) if late != self.from_end else states[:-1].flatten(0, 1)
 
 
-def _strict(products: Tensor, way: bool) -> Tensor:
-    """Set products (n, c, c) with the own and later positions to 0, in place."""
-    return products.triu_(1) if way else products.tril_(-1)
+def _strict(products: Tensor, from_end: bool) -> Tensor:
+    """Set products (n, c, c) of a position with itself and later ones to 0, in place."""
+    return products.triu_(1) if from_end else products.tril_(-1)

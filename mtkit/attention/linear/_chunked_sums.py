@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mtkit.attention.linear._chunk_decays import ChannelDecays, HeadDecays, Ways, sums_of
+from mtkit.attention.linear._chunk_decays import ChannelDecays, Directions, HeadDecays, sums_of
 from mtkit.attention.linear._chunk_rules import Added, Decays, Rows
 from mtkit.attention.linear._looped_sums import LoopedSums, loops_sum
 
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 Move = Callable[[Added, Part, int], tuple[Tensor, Tensor]]
-"""Share kept (n, 1 or K), and what is added (n, K, V), of a part's chunks in one way."""
+"""Returns the share (n, 1 or K) of the sums that each of a part's chunks passes on, and what it adds (n, K, V)."""
 
 DECAY = 3
 """Place of the decays among the terms, after queries, keys and values."""
@@ -68,8 +68,8 @@ class Layout:
 
     def store(self, x: Tensor, part: Part, rows: Tensor) -> None:
         """Write the part's rows to x (B, H, m c, X)."""
-        place = self._in_chunks(x[part.segments, :, part.chunks.start * self.size : part.chunks.stop * self.size])
-        place.copy_(rows.view(place.shape))
+        chunks = self._in_chunks(x[part.segments, :, part.chunks.start * self.size : part.chunks.stop * self.size])
+        chunks.copy_(rows.view(chunks.shape))
 
     def at(self, states: Tensor, part: Part, later: int = 0) -> Tensor:
         """Return the part's entries (n, ...), a view, of states (m or more, B, H, ...), from `later` chunks on."""
@@ -79,16 +79,16 @@ class Layout:
         return rows.unflatten(2, (-1, self.size)).movedim(2, 0)
 
 
-def decayed_reads(ways: Ways, chunk: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
-    """Return the outputs (B, H, T, V) of q, k (B, H, T, K), v (B, H, T, V) and decay (B, H, T, 1 or K), by all ways.
+def decayed_reads(directions: Directions, chunk: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+    """Return the outputs (B, H, T, V) of q, k (B, H, T, K), v (B, H, T, V) and decay (B, H, T, 1 or K).
 
-    Differentiable once.
+    They are added over the directions. Differentiable once.
     """
     reads: Tensor
-    if len(ways) == 1 and loops_sum(chunk, k, v, decay, q):
-        reads = LoopedSums.apply(ways[0], chunk, q, k, v, decay)  # type: ignore[no-untyped-call]
+    if len(directions) == 1 and loops_sum(chunk, k, v, decay, q):
+        reads = LoopedSums.apply(directions[0], chunk, q, k, v, decay)  # type: ignore[no-untyped-call]
     else:
-        reads = _DecayedSums.apply(ways, chunk, True, q, k, v, decay)  # type: ignore[no-untyped-call]
+        reads = _DecayedSums.apply(directions, chunk, True, q, k, v, decay)  # type: ignore[no-untyped-call]
     return reads
 
 
@@ -99,23 +99,23 @@ def decayed_sums(chunk: int, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
 
 
 def d_decay_of(
-    ways: Ways, totals: Sequence[Tensor], after: Sequence[Tensor], d_after: Sequence[Tensor]
+    directions: Directions, totals: Sequence[Tensor], after: Sequence[Tensor], d_after: Sequence[Tensor]
 ) -> Tensor | None:
     """Return the gradient of the decays (n, c, 1 or K) from the gradients of L and of the sums after the chunks."""
     gradient: Tensor | None = None
-    for place, (way, total) in enumerate(zip(ways, totals, strict=False)):
+    for direction, (from_end, total) in enumerate(zip(directions, totals, strict=False)):
         if after:  # L at the end scales the sums after the chunk
-            ends = (after[place] * d_after[place]).sum(2)
-            total[:, 0 if way else -1] += ends.sum(1, keepdim=True) if total.shape[2] == 1 else ends
-        more = sums_of(total, not way)
+            ends = (after[direction] * d_after[direction]).sum(2)
+            total[:, 0 if from_end else -1] += ends.sum(1, keepdim=True) if total.shape[2] == 1 else ends
+        more = sums_of(total, not from_end)
         gradient = more if gradient is None else gradient.add_(more)
     return gradient
 
 
 class _DecayedSums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ways: Ways, chunk: int, reads: bool, *terms: Any) -> Tensor:
-        ctx.how = ways, chunk, reads
+    def forward(ctx: Any, directions: Directions, chunk: int, reads: bool, *terms: Any) -> Tensor:
+        ctx.how = directions, chunk, reads
         with torch.autocast(terms[1].device.type, enabled=False):
             work = _Work(ctx.how, terms)
             states = [] if reads and work.layout.count == 1 else work.sums()
@@ -138,15 +138,15 @@ class _DecayedSums(torch.autograd.Function):
 class _Work:
     """The terms of a call in parts, and the rule of each part."""
 
-    def __init__(self, how: tuple[Ways, int, bool], terms: Sequence[Tensor]) -> None:
-        self.ways, chunk, self.reads = how
+    def __init__(self, how: tuple[Directions, int, bool], terms: Sequence[Tensor]) -> None:
+        self.directions, chunk, self.reads = how
         self.terms, self.layout = terms, Layout(terms[1], chunk)
         self._fixed: dict[int, HeadDecays] = {}
         self._latest: tuple[int, Added] | None = None
 
     def sums(self) -> list[Tensor]:
-        """Return the sums (m + 1, B, H, K, V) at the borders of chunks, by way."""
-        return self._scan(self.ways, lambda rule, _, place: rule.written(place))
+        """Return the sums (m + 1, B, H, K, V) at the borders of chunks, by direction."""
+        return self._scan(self.directions, lambda rule, _, direction: rule.written(direction))
 
     def outputs(self, states: Sequence[Tensor]) -> Tensor:
         """Return the outputs (B, H, T, V) from the sums at the borders of chunks, if there are any."""
@@ -158,20 +158,20 @@ class _Work:
     def gradients(
         self, d_outputs: Tensor, states: Sequence[Tensor], d_last: Tensor | None, *, decays: bool
     ) -> list[Tensor | None]:
-        """Return the gradients of all terms, from those of the outputs and of the last sums."""
+        """Return the gradients of all terms from the gradients of the outputs and of the last sums."""
         layout = self.layout
         d_states: list[Tensor] = []
         if states:
-            back = tuple(not way for way in self.ways)
+            back = tuple(not from_end for from_end in self.directions)
             d_states = self._scan(
-                back, lambda rule, part, place: rule.entering(place, layout.load(d_outputs, part)), d_last
+                back, lambda rule, part, direction: rule.entering(direction, layout.load(d_outputs, part)), d_last
             )
-        results = [None if place == DECAY and not decays else layout.empty(x) for place, x in enumerate(self.terms)]
+        results = [None if term == DECAY and not decays else layout.empty(x) for term, x in enumerate(self.terms)]
         for part, rule in self._rules():
             d_after = self._at(d_states, part, after=True)
-            made = rule.gradients(layout.load(d_outputs, part), self._at(states, part), d_after, decays)
-            d_decay = d_decay_of(self.ways, made.totals, self._at(states, part, after=True), d_after)
-            for result, rows in zip(results, (made.q, made.k, made.v, d_decay), strict=True):
+            of_part = rule.gradients(layout.load(d_outputs, part), self._at(states, part), d_after, decays)
+            d_decay = d_decay_of(self.directions, of_part.totals, self._at(states, part, after=True), d_after)
+            for result, rows in zip(results, (of_part.q, of_part.k, of_part.v, d_decay), strict=True):
                 if result is not None and rows is not None:
                     layout.store(result, part, rows)
         return [None if x is None else x[:, :, : layout.length] for x in results]
@@ -189,36 +189,39 @@ class _Work:
             yield part, self._latest[1]
 
     def _decays(self, part: Part, chunks: int) -> Decays:
-        """Return the decays of a part; those of heads at fixed rates once for all parts of as many chunks."""
+        """Return a part's decays; decays of heads at fixed rates are computed once for all parts of as many chunks."""
         decay, layout = self.terms[DECAY], self.layout
         if decay.shape[3] > 1:
-            return ChannelDecays(layout.load(decay, part), self.ways)
+            return ChannelDecays(layout.load(decay, part), self.directions)
         fixed = decay.stride(2) == 0 and (decay.stride(0) == 0 or len(decay) == 1)
         if not (fixed and self.reads):  # sums after the last chunk do not decay at positions that fill it up
-            return HeadDecays(layout.load(decay, part), self.ways, chunks)
+            return HeadDecays(layout.load(decay, part), self.directions, chunks)
         if chunks not in self._fixed:
-            self._fixed[chunks] = HeadDecays(decay[0, :, : layout.size], self.ways, chunks)
+            self._fixed[chunks] = HeadDecays(decay[0, :, : layout.size], self.directions, chunks)
         return self._fixed[chunks].fresh()
 
     def _at(self, states: Sequence[Tensor], part: Part, *, after: bool = False) -> list[Tensor]:
-        """Return the sums (n, K, V) before or after the part's chunks, by way."""
-        return [self.layout.at(x, part, int(way != after)) for x, way in zip(states, self.ways, strict=False)]
+        """Return the sums (n, K, V) before or after the part's chunks, by direction."""
+        return [
+            self.layout.at(x, part, int(from_end != after))
+            for x, from_end in zip(states, self.directions, strict=False)
+        ]
 
-    def _scan(self, ways: Ways, move: Move, first: Tensor | None = None) -> list[Tensor]:
-        """Return the sums (m + 1, B, H, K, V) at the borders of chunks, by way, in its order from `first` or 0 on."""
+    def _scan(self, directions: Directions, move: Move, first: Tensor | None = None) -> list[Tensor]:
+        """Return the sums (m + 1, B, H, K, V) at the borders of chunks, by direction, from `first` or 0 on."""
         k, v = self.terms[1], self.terms[2]
         count = self.layout.count
-        states = [k.new_empty(count + 1, *k.shape[:2], k.shape[3], v.shape[3]) for _ in ways]
+        states = [k.new_empty(count + 1, *k.shape[:2], k.shape[3], v.shape[3]) for _ in directions]
         shares: list[Tensor] = []
         for part, rule in self._rules():
-            for place, way in enumerate(ways):
-                kept, added = move(rule, part, place)
-                if len(shares) == place:
-                    shares.append(k.new_empty(count, *k.shape[:2], kept.shape[1]))
-                self.layout.at(shares[place], part).copy_(kept)
-                self.layout.at(states[place], part, int(not way)).copy_(added)
-        for way, sums, kept in zip(ways, states, shares, strict=True):
-            sums[-1 if way else 0] = 0.0 if first is None else first
-            for chunk in reversed(range(count)) if way else range(count):
-                sums[chunk + (not way)].addcmul_(kept[chunk].unsqueeze(-1), sums[chunk + way])
+            for direction, from_end in enumerate(directions):
+                share, added = move(rule, part, direction)
+                if len(shares) == direction:
+                    shares.append(k.new_empty(count, *k.shape[:2], share.shape[1]))
+                self.layout.at(shares[direction], part).copy_(share)
+                self.layout.at(states[direction], part, int(not from_end)).copy_(added)
+        for from_end, sums, share in zip(directions, states, shares, strict=True):
+            sums[-1 if from_end else 0] = 0.0 if first is None else first
+            for chunk in reversed(range(count)) if from_end else range(count):
+                sums[chunk + (not from_end)].addcmul_(share[chunk].unsqueeze(-1), sums[chunk + from_end])
         return states

@@ -9,7 +9,7 @@ In a chunk, let L_t be the sum of log A up to t, and E_ts = exp(L_t - L_s) for s
 
 and the corrections solve (I + beta * E * K K^T, below the diagonal) U = beta (V - (e^L * K) S) (Yang et al. 2024, arXiv
 2312.06635, section 4, and 2412.06464, section 3). `_chunked_sums` adds values, by the equations of `_chunk_rules`, and
-`_chunked_corrections` corrections; `_looped_sums` does both by compiled loops on the CPU. `_chunk_decays` has E. Where
+`_chunked_corrections` corrections; `_looped_sums` does both by compiled loops on the CPU. `_chunk_decays` has E. If
 a decay is strong, e^(-L) overflows: products of channels are then formed between the halves of blocks of 2, 4, 8 ...
 positions, with both decays measured from the border of the halves, so that no exponent is above 0.
 """
@@ -47,23 +47,23 @@ class Terms(NamedTuple):
 
 def read_causal(terms: Terms, chunk: int) -> Tensor:
     """Return o_t = S_t^T q_t, (B, H, T, V), for all t."""
-    return _read(terms, chunk, way=False)
+    return _read(terms, chunk, from_end=False)
 
 
 def read_both_ways(forward: Terms, backward: Terms, chunk: int) -> Tensor:
-    """Return S_t^T q_t + (A_t S'_t+1)^T q'_t, (B, H, T, V), where S' and q' belong to `backward`, summed from its end.
+    """Return S_t^T q_t + (A_t S'_t+1)^T q'_t, (B, H, T, V); S' and q' are sums and queries of `backward`, from its end.
 
     Both sequences are in the order of the text. The second read leaves the token itself out.
     """
     if forward is backward and forward.beta is None:
         return decayed_reads((False, True), chunk, *forward[:4])
-    return _read(forward, chunk, way=False) + _read(backward, chunk, way=True)
+    return _read(forward, chunk, from_end=False) + _read(backward, chunk, from_end=True)
 
 
-def _read(terms: Terms, chunk: int, *, way: bool) -> Tensor:
+def _read(terms: Terms, chunk: int, *, from_end: bool) -> Tensor:
     if terms.beta is None:
-        return decayed_reads((way,), chunk, *terms[:4])
-    return corrected_reads(way, chunk, *terms[:4], terms.beta)
+        return decayed_reads((from_end,), chunk, *terms[:4])
+    return corrected_reads(from_end, chunk, *terms[:4], terms.beta)
 
 
 def sums_after(terms: Terms, chunk: int) -> Tensor:

@@ -18,10 +18,10 @@ def loops_sum(chunk: int, k: Tensor, v: Tensor, decay: Tensor, *others: Tensor) 
 
 
 class LoopedSums(torch.autograd.Function):
-    """The outputs (B, H, T, V) of `corrected_reads`, or of `decayed_reads` in one way."""
+    """The outputs (B, H, T, V) of `corrected_reads`, or of `decayed_reads` in one direction."""
 
     @staticmethod
-    def forward(ctx: Any, way: bool, chunk: int, *terms: Tensor) -> Tensor:
+    def forward(ctx: Any, from_end: bool, chunk: int, *terms: Tensor) -> Tensor:
         from mtkit.attention.kernels.cpu.decay_loops import write_reads
 
         """Return the outputs of q, k, v, decay and, if values are corrected, beta."""
@@ -29,7 +29,7 @@ class LoopedSums(torch.autograd.Function):
         beta = others[0] if others else decay[..., :0].contiguous()
         batch, length, heads, width = k.shape
         chunk = min(chunk, length)
-        ctx.how = way, chunk
+        ctx.how = from_end, chunk
         z, outputs = torch.empty_like(v) if others else v, torch.empty_like(v)
         states = k.new_empty(batch * heads, -(-length // chunk), width, v.shape[3])
         _run(write_reads, ctx.how, [q, k, v, decay, beta, z, states, outputs], batch * heads)

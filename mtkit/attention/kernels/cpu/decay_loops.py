@@ -107,11 +107,11 @@ def add_dots(x: Floats, y: Floats, sign: np.float32, out: NDArray[np.float64]) -
 @part
 def dots(x: Floats, y: Floats) -> float:
     """Return the sum of the products of two matrices' numbers."""
-    every = np.zeros(len(x), np.float64)
-    add_dots(x, y, np.float32(1), every)
+    by_row = np.zeros(len(x), np.float64)
+    add_dots(x, y, np.float32(1), by_row)
     total = 0.0
     for i in range(len(x)):
-        total += every[i]
+        total += by_row[i]
     return total
 
 
@@ -121,9 +121,9 @@ def subtract(factors: Floats, rows: Floats, out: Floats) -> None:
     count = len(factors) // 4 * 4
     for i in range(0, count, 4):  # several at a time: `out` is read and written less often
         f1, f2, f3, f4 = factors[i], factors[i + 1], factors[i + 2], factors[i + 3]
-        one, two, three, four = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+        row1, row2, row3, row4 = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
         for j in range(len(out)):
-            out[j] -= f1 * one[j] + f2 * two[j] + f3 * three[j] + f4 * four[j]
+            out[j] -= f1 * row1[j] + f2 * row2[j] + f3 * row3[j] + f4 * row4[j]
     for i in range(count, len(factors)):
         factor, row = factors[i], rows[i]
         for j in range(len(out)):
@@ -138,8 +138,8 @@ def write_decays(
     count = len(decay)
     total = np.zeros(count, np.float64)
     for t in range(count):
-        one = decay[t, 0]
-        total[t] = (total[t - 1] if t > 0 else 0.0) + (LOWEST if one < LOWEST else one)
+        log = decay[t, 0]
+        total[t] = (total[t - 1] if t > 0 else 0.0) + (LOWEST if log < LOWEST else log)
     for t in range(count):
         reads[t, 0], writes[t, 0] = share(total[t]), share(total[count - 1] - total[t])
         for s in range(t):
@@ -151,12 +151,12 @@ def write_decays(
 
 
 @part
-def add_product(x: Floats, y: Floats, added: Floats, kept: np.float32, sign: np.float32, sums: Floats) -> None:
-    """Replace sums (K, V) by kept * sums + sign * x^T y; x^T y is written to `added`."""
+def add_product(x: Floats, y: Floats, added: Floats, carried: np.float32, sign: np.float32, sums: Floats) -> None:
+    """Replace sums (K, V) by carried * sums + sign * x^T y; x^T y is written to `added`."""
     np.dot(x.T, y, added)
     for i in range(sums.shape[0]):
         for j in range(sums.shape[1]):
-            sums[i, j] = kept * sums[i, j] + sign * added[i, j]
+            sums[i, j] = carried * sums[i, j] + sign * added[i, j]
 
 
 @part
@@ -171,7 +171,7 @@ def solve(overlaps: Floats, beta: Floats, z: Floats, u: Floats) -> None:
 
 @part
 def solve_transposed(overlaps: Floats, beta: Floats, z: Floats, d_u: Floats, d_z: Floats, d_beta: Floats) -> None:
-    """Write the gradients of Z and beta from d_u, the gradient of U by all but M U, which is added to it."""
+    """Write the gradients of Z and beta. d_u is the gradient of U without the term M U, which is added here."""
     for s in range(len(z) - 1, -1, -1):
         du_s, dz_s, z_s, factor, total = d_u[s], d_z[s], z[s], beta[s, 0], np.float32(0)
         subtract(overlaps[s + 1 :, s], d_z[s + 1 :], du_s)
@@ -191,24 +191,24 @@ def write_d_written(
     writes: Floats,
     shares: Floats,
     products: Floats,
-    some: Floats,
+    scratch: Floats,
     d_u: Floats,
 ) -> None:
     """Write the gradient of U by the outputs and by the sums after the chunk."""
     np.dot(q, kt, products)
     multiply(products, shares, products)  # P
     np.dot(products.T, d_o, d_u)
-    np.dot(k, d_sums, some)
-    add_scaled(some, writes, np.float32(1), d_u)
+    np.dot(k, d_sums, scratch)
+    add_scaled(scratch, writes, np.float32(1), d_u)
 
 
 @part
-def add_d_writes(k: Floats, u: Floats, d_sums: Floats, writes: Floats, some: Floats, d_k: Floats) -> float:
-    """Add the gradient of k by the sums after the chunk; returns that of the logarithms of all its writes together."""
-    np.dot(u, d_sums.T, some)
-    scale(some, writes, some)
-    add(some, d_k)
-    return dots(k, some)
+def add_d_writes(k: Floats, u: Floats, d_sums: Floats, writes: Floats, scratch: Floats, d_k: Floats) -> float:
+    """Add k's gradient by the sums after the chunk; returns the gradient of the logarithm of all writes together."""
+    np.dot(u, d_sums.T, scratch)
+    scale(scratch, writes, scratch)
+    add(scratch, d_k)
+    return dots(k, scratch)
 
 
 @part
@@ -221,7 +221,7 @@ def write_d_reads(
     reads: Floats,
     shares: Floats,
     d_products: Floats,
-    some: Floats,
+    scratch: Floats,
     d_q: Floats,
     d_k: Floats,
 ) -> None:
@@ -230,8 +230,8 @@ def write_d_reads(
     multiply(d_products, shares, d_products)
     np.dot(d_o, sums.T, d_q)
     scale(d_q, reads, d_q)
-    np.dot(d_products, k, some)
-    add(some, d_q)
+    np.dot(d_products, k, scratch)
+    add(scratch, d_q)
     np.dot(d_products.T, q, d_k)
 
 
@@ -244,33 +244,33 @@ def write_d_overlaps(
     reads: Floats,
     below: Floats,
     d_overlaps: Floats,
-    some: Floats,
-    asking: Floats,
-    answering: Floats,
+    scratch: Floats,
+    dk_as_query: Floats,
+    dk_as_key: Floats,
 ) -> None:
-    """Subtract the gradients of k by the corrections from `asking`, as rows, and `answering`, as keys."""
+    """Subtract the gradients of k by the corrections from `dk_as_query`, for rows that read, and from `dk_as_key`."""
     np.dot(d_z, ut, d_overlaps)
     multiply(d_overlaps, below, d_overlaps)
-    np.dot(d_overlaps, k, some)
-    subtract_all(some, asking)
-    np.dot(d_overlaps.T, k, some)
-    subtract_all(some, answering)
-    np.dot(d_z, sums.T, some)
-    add_scaled(some, reads, np.float32(-1), asking)
+    np.dot(d_overlaps, k, scratch)
+    subtract_all(scratch, dk_as_query)
+    np.dot(d_overlaps.T, k, scratch)
+    subtract_all(scratch, dk_as_key)
+    np.dot(d_z, sums.T, scratch)
+    add_scaled(scratch, reads, np.float32(-1), dk_as_query)
 
 
 @part
 def write_d_decay(
-    q: Floats, k: Floats, d_q: Floats, asking: Floats, answering: Floats, at_end: float, d_decay: Floats
+    q: Floats, k: Floats, d_q: Floats, dk_as_query: Floats, dk_as_key: Floats, at_end: float, d_decay: Floats
 ) -> None:
-    """Write the gradient (c, 1) of the decays: L has the gradient q dq + k dk of rows that ask, less k dk of keys.
+    """Write the gradient (c, 1) of the decays: L has the gradient q dq + k dk for rows that read, less k dk for keys.
 
     at_end: what is added to the gradient of L_c.
     """
     d_total = np.zeros(len(q), np.float64)
     add_dots(q, d_q, np.float32(1), d_total)
-    add_dots(k, asking, np.float32(1), d_total)
-    add_dots(k, answering, np.float32(-1), d_total)
+    add_dots(k, dk_as_query, np.float32(1), d_total)
+    add_dots(k, dk_as_key, np.float32(-1), d_total)
     for t in range(len(q) - 1, -1, -1):
         at_end += d_total[t]
         d_decay[t, 0] = at_end
@@ -281,7 +281,7 @@ def write_d_decay(
     "float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], int64, int64"
 )
 def write_reads(
-    way: bool,
+    from_end: bool,
     chunk: int,
     q: Floats,
     k: Floats,
@@ -301,31 +301,31 @@ def write_reads(
     q and k are (B, T, H, K), v (B, T, H, V), decay and beta (B, T, H, 1). Only the streams `first` to
     `last` - 1 of the B H.
 
-    way: sums run from the end, and outputs leave the own position out; chunks count from there too.
+    from_end: sums run from the last position, chunks count from there too, and an output leaves its own position out.
     """
     _, length, heads, width = k.shape
-    wide, step = v.shape[3], -1 if way else 1
-    by_key, by_value = np.empty((2, chunk, width), np.float32), np.empty((4, chunk, wide), np.float32)
-    by_place, squares = np.empty((4, chunk, 1), np.float32), np.empty((3, chunk, chunk), np.float32)
-    every, added = np.empty((heads, width, wide), np.float32), np.empty((width, wide), np.float32)
+    value_width, step = v.shape[3], -1 if from_end else 1
+    by_key, by_value = np.empty((2, chunk, width), np.float32), np.empty((4, chunk, value_width), np.float32)
+    by_position, squares = np.empty((4, chunk, 1), np.float32), np.empty((3, chunk, chunk), np.float32)
+    all_sums, added = np.empty((heads, width, value_width), np.float32), np.empty((width, value_width), np.float32)
     kt = np.empty((width, chunk), np.float32)
     q_c, k_c, v_c, read, o_c = by_key[0], by_key[1], by_value[0], by_value[1], by_value[2]
     corrects = beta.shape[3] > 0
     u = by_value[3] if corrects else v_c
-    g_c, b_c, reads, writes = by_place[0], by_place[1], by_place[2], by_place[3]
+    g_c, b_c, reads, writes = by_position[0], by_position[1], by_position[2], by_position[3]
     below, shares, products = squares[0], squares[1], squares[2]
     for b in range(first // heads, -(-last // heads)):
-        every[:] = 0
+        all_sums[:] = 0
         for number in range(states.shape[1]):
-            begin = length - 1 - number * chunk if way else number * chunk
+            begin = length - 1 - number * chunk if from_end else number * chunk
             for h in range(max(first - b * heads, 0), min(last - b * heads, heads)):  # side by side in memory
-                sums = every[h]
+                sums = all_sums[h]
                 states[b * heads + h, number] = sums
                 load(q, b, h, begin, step, q_c)
                 load(k, b, h, begin, step, k_c)
                 load(v, b, h, begin, step, v_c)
                 load(decay, b, h, begin, step, g_c)
-                kept = write_decays(g_c, way, reads, writes, below, shares)
+                carried = write_decays(g_c, from_end, reads, writes, below, shares)
                 transpose(k_c, kt)
                 if corrects:
                     load(beta, b, h, begin, step, b_c)
@@ -343,7 +343,7 @@ def write_reads(
                 add(read, o_c)
                 store(out, b, h, begin, step, o_c)
                 scale(k_c, writes, k_c)
-                add_product(k_c, u, added, kept, np.float32(1), sums)
+                add_product(k_c, u, added, carried, np.float32(1), sums)
 
 
 @compiled(
@@ -352,7 +352,7 @@ def write_reads(
     "float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], float32[:, :, :, ::1], int64, int64"
 )
 def write_gradients(
-    way: bool,
+    from_end: bool,
     chunk: int,
     q: Floats,
     k: Floats,
@@ -374,29 +374,29 @@ def write_gradients(
     Without beta, z holds the values.
     """
     _, length, heads, width = k.shape
-    wide, step = z.shape[3], -1 if way else 1
-    by_key, by_value = np.empty((6, chunk, width), np.float32), np.empty((6, chunk, wide), np.float32)
-    by_place, squares = np.empty((5, chunk, 1), np.float32), np.empty((5, chunk, chunk), np.float32)
-    every, added = np.empty((heads, width, wide), np.float32), np.empty((width, wide), np.float32)
-    kt, ut = np.empty((width, chunk), np.float32), np.empty((wide, chunk), np.float32)
-    q_c, k_c, dq_c, asking, answering, some = by_key[0], by_key[1], by_key[2], by_key[3], by_key[4], by_key[5]
+    value_width, step = z.shape[3], -1 if from_end else 1
+    by_key, by_value = np.empty((6, chunk, width), np.float32), np.empty((6, chunk, value_width), np.float32)
+    by_position, squares = np.empty((5, chunk, 1), np.float32), np.empty((5, chunk, chunk), np.float32)
+    all_sums, added = np.empty((heads, width, value_width), np.float32), np.empty((width, value_width), np.float32)
+    kt, ut = np.empty((width, chunk), np.float32), np.empty((value_width, chunk), np.float32)
+    q_c, k_c, dq_c, dk_as_query, dk_as_key, scratch = by_key[0], by_key[1], by_key[2], by_key[3], by_key[4], by_key[5]
     corrects = beta.shape[3] > 0
     z_c, d_o, d_u, d_read = by_value[0], by_value[1], by_value[2], by_value[5]
     u, d_z = (by_value[3], by_value[4]) if corrects else (z_c, d_u)
-    g_c, b_c, reads, writes, db_c = by_place[0], by_place[1], by_place[2], by_place[3], by_place[4]
+    g_c, b_c, reads, writes, db_c = by_position[0], by_position[1], by_position[2], by_position[3], by_position[4]
     below, shares, products, overlaps, d_products = squares[0], squares[1], squares[2], squares[3], squares[4]
     for b in range(first // heads, -(-last // heads)):
-        every[:] = 0
+        all_sums[:] = 0
         for number in range(states.shape[1] - 1, -1, -1):
-            begin = length - 1 - number * chunk if way else number * chunk
+            begin = length - 1 - number * chunk if from_end else number * chunk
             for h in range(max(first - b * heads, 0), min(last - b * heads, heads)):
-                sums, d_sums = states[b * heads + h, number], every[h]
+                sums, d_sums = states[b * heads + h, number], all_sums[h]
                 load(q, b, h, begin, step, q_c)
                 load(k, b, h, begin, step, k_c)
                 load(z, b, h, begin, step, z_c)
                 load(d_out, b, h, begin, step, d_o)
                 load(decay, b, h, begin, step, g_c)
-                kept = write_decays(g_c, way, reads, writes, below, shares)
+                carried = write_decays(g_c, from_end, reads, writes, below, shares)
                 transpose(k_c, kt)
                 write_d_written(q_c, k_c, kt, d_o, d_sums, writes, shares, products, d_read, d_u)
                 if corrects:
@@ -408,19 +408,19 @@ def write_gradients(
                     store(d_beta, b, h, begin, step, db_c)
                 store(d_v, b, h, begin, step, d_z)
                 transpose(u, ut)
-                write_d_reads(q_c, k_c, ut, d_o, sums, reads, shares, d_products, some, dq_c, answering)
-                asking[:] = 0
+                write_d_reads(q_c, k_c, ut, d_o, sums, reads, shares, d_products, scratch, dq_c, dk_as_key)
+                dk_as_query[:] = 0
                 if corrects:
-                    write_d_overlaps(k_c, ut, d_z, sums, reads, below, d_products, some, asking, answering)
-                at_end = float(kept) * dots(sums, d_sums)
-                at_end += add_d_writes(k_c, u, d_sums, writes, some, answering)
-                write_d_decay(q_c, k_c, dq_c, asking, answering, at_end, g_c)
+                    write_d_overlaps(k_c, ut, d_z, sums, reads, below, d_products, scratch, dk_as_query, dk_as_key)
+                at_end = float(carried) * dots(sums, d_sums)
+                at_end += add_d_writes(k_c, u, d_sums, writes, scratch, dk_as_key)
+                write_d_decay(q_c, k_c, dq_c, dk_as_query, dk_as_key, at_end, g_c)
                 store(d_decay, b, h, begin, step, g_c)
                 store(d_q, b, h, begin, step, dq_c)
-                add(answering, asking)
-                store(d_k, b, h, begin, step, asking)
+                add(dk_as_key, dk_as_query)
+                store(d_k, b, h, begin, step, dk_as_query)
                 scale(q_c, reads, q_c)
-                add_product(q_c, d_o, added, kept, np.float32(1), d_sums)
+                add_product(q_c, d_o, added, carried, np.float32(1), d_sums)
                 if corrects:
                     scale(k_c, reads, k_c)
                     add_product(k_c, d_z, added, np.float32(1), np.float32(-1), d_sums)
