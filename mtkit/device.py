@@ -71,7 +71,7 @@ def runs_kernels(*tensors: Tensor) -> bool:
         _kernels_enabled[0]
         and first.is_cuda
         and first.dtype in (torch.bfloat16, torch.float16, torch.float32)
-        and all(each.dtype == first.dtype and each.numel() for each in tensors)
+        and all(tensor.dtype == first.dtype and tensor.numel() for tensor in tensors)
         and has_triton()
         and first.device.index == torch.cuda.current_device()  # where Triton runs kernels
     )

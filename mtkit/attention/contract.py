@@ -22,7 +22,7 @@ ROLES = ("encoder", "decoder", "cross")
 
 @dataclass(frozen=True)
 class Site:
-    """The place of one attention in a model: all that a mechanism may depend on besides its own options.
+    """The place of one attention in a model: all that a mechanism may depend on in addition to its own options.
 
     `layer` counts from 0 inside a run of `layers` neighbours with the same mechanism and options, so two such runs,
     separated by another mechanism, draw the same random patterns. `memory_length` and `memory_width` are the memory's

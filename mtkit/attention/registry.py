@@ -279,7 +279,7 @@ def _mix(kinds: list[tuple[Mechanism, int]]) -> Mechanism:
         if not kind.mixes:
             raise MtkitError(
                 f"attention '{kind.name}' is a whole layer, and cannot have only some of its heads; "
-                "`mtkit attentions NAME` says whether a mechanism mixes"
+                "`mtkit attentions NAME` shows whether a mechanism mixes"
             )
     members = [kind for kind, _ in kinds]
     name = "+".join(f"{kind.name}:{heads}" for kind, heads in kinds)

@@ -71,7 +71,7 @@ def close_gaps(state: State, index: Tensor) -> State:
 
 
 def _writable(value: Tensor) -> Tensor:
-    """Return the tensor, or a copy if it is expanded, because numbers that stand for several cannot be written."""
+    """Return the tensor, or a copy if it is expanded: elements that share memory cannot be written."""
     expanded = any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True))
     return value.contiguous() if expanded else value
 

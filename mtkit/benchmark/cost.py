@@ -79,19 +79,19 @@ class _LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor):
-                self._see(leaf.untyped_storage(), made=False)
+                self._see(leaf.untyped_storage(), created=False)
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self._see(leaf.untyped_storage(), made=True)
+                self._see(leaf.untyped_storage(), created=True)
         self.peak = max(self.peak, self._live)
         return result
 
-    def _see(self, storage: torch.UntypedStorage, *, made: bool) -> None:
+    def _see(self, storage: torch.UntypedStorage, *, created: bool) -> None:
         key = id(storage)  # torch keeps one Python object for a storage as long as the storage lives
         if key in self._sizes:
             return
-        self._sizes[key] = storage.nbytes() if made else 0
+        self._sizes[key] = storage.nbytes() if created else 0
         self._live += self._sizes[key]
         self._watched[key] = weakref.ref(storage, lambda _: self._forget(key))
 

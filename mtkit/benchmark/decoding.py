@@ -373,7 +373,7 @@ def bars(benchmark: DecodingBenchmark) -> list[Bars]:
     return [
         Bars(
             title=f"decoding {benchmark.side.name}, beam {beam}, text to text, on {hardware(benchmark.device)}",
-            unit="segments per second (BLEU behind the name)",
+            unit="segments per second (BLEU after the name)",
             speeds=[
                 (f"{label_of(benchmark, row)} ({row.bleu:.1f})", row.speed, row.program == "mtkit")
                 for row in benchmark.of_beam(beam)

@@ -369,12 +369,14 @@ def _note_if_busy() -> None:
 def _trainers(
     recipes: "Sequence[Recipe]", prepared: "Prepared", world: "World", precisions: list[str]
 ) -> "Sequence[OwnTrainer]":
-    """Make a trainer for each recipe in each way of computing. Raises: RecipeError, MtkitError."""
+    """Make a trainer for each recipe and each way to compute updates. Raises: RecipeError, MtkitError."""
     from mtkit.benchmark.training import OwnTrainer
-    from mtkit.training.precision import ways
+    from mtkit.training.precision import update_precisions
 
-    different = {str(way): way for name in precisions for way in ways(name, world.device)}
-    return [OwnTrainer(recipe, prepared, world, way) for recipe in recipes for way in different.values()]
+    different = {
+        str(precision): precision for name in precisions for precision in update_precisions(name, world.device)
+    }
+    return [OwnTrainer(recipe, prepared, world, precision) for recipe in recipes for precision in different.values()]
 
 
 def _training_peers(

@@ -121,7 +121,7 @@ def compare(
     from mtkit.experiments.folder import Folder
 
     folder = Folder(out)
-    given: dict[str, Any] = {
+    study_settings: dict[str, Any] = {
         "attention": attention,
         "study": study,
         "recipe": recipe,
@@ -153,9 +153,9 @@ def compare(
     if attention is None and study is None and (folder.exists() or files):
         if files:
             _join(folder, files)
-        _print(folder, given["columns"])
+        _print(folder, study_settings["columns"])
         return
-    chosen = _study(given, parse_options(attention_option))
+    chosen = _study(study_settings, parse_options(attention_option))
     _run(chosen, folder, device=device, threads=threads, jobs=jobs, ray=ray, files=files)
 
 

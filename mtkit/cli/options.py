@@ -20,7 +20,8 @@ RecipeFile = Annotated[
 PreparedData = Annotated[Path | None, Option(help="Folder of prepared data.  [default: mtkit-data]")]
 Preset = Annotated[str | None, Option(help="Model size: tiny, small, base or big.  [default: tiny]")]
 AttentionOptions = Annotated[
-    list[str] | None, Option(metavar="KEY=VALUE", help="Option of every mechanism that has it, e.g. window_radius=64.")
+    list[str] | None,
+    Option(metavar="KEY=VALUE", help="Option of every mechanism with this option, e.g. window_radius=64."),
 ]
 BatchTokens = Annotated[int | None, Option(help="Maximum padded tokens per batch.")]
 Accumulate = Annotated[int | None, Option(help="Batches per update.")]

@@ -137,8 +137,8 @@ def score(
 
     --documents prints BLEU and chrF of documents, the lines of each joined to one segment (d-BLEU), with intervals and
     tests over documents; scores by the number of the line in its document; and the consistency of terms: of all pairs
-    of occurrences of a source word in a document, the percentage that is translated alike, beside the reference's.
-    Words are linked by a statistical model of the same lines. A blank line or a changed id ends a document.
+    of occurrences of a source word in a document, the percentage that is translated alike, also in the reference. Words
+    are linked by a statistical model of the same lines. A blank line or a changed id ends a document.
 
     --contrastive prints how often the right translation has a higher log-probability than each wrong one, by label. A
     line is {"source": "...", "right": "...", "wrong": ["..."]}; optional are the sentences before it, "source_context"

@@ -15,8 +15,8 @@ studies = typer.Typer(invoke_without_command=True)
 def _studies(context: typer.Context) -> None:
     """List the studies, show one, or print their schema.
 
-    A study is a YAML file that says what `mtkit compare` compares: entries, tasks, seeds, search and budget. The list
-    shows each study with what it took. `mtkit compare --study NAME` runs one.
+    A study is a YAML file that describes a comparison: entries, tasks, seeds, search and budget. The list shows what
+    each study took. `mtkit compare --study NAME` runs one.
 
     \b
     Examples:

@@ -11,7 +11,7 @@ def tasks(
 ) -> None:
     """List the built-in tasks, or show one with its options and an example.
 
-    A task is text drawn from a seed that tells attention mechanisms apart: `mtkit prepare --task NAME`.
+    A task is text, drawn from a seed, on which attention mechanisms differ: `mtkit prepare --task NAME`.
 
     \b
     Examples:

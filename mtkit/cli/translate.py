@@ -68,7 +68,7 @@ def translate(
         bool | None,
         Option(
             "--documents/--sentences",
-            help="Translate lines of a document together (blank lines separate documents), or each alone.  "
+            help="Translate lines of a document together (blank lines separate documents), or each by itself.  "
             "[default: as trained]",
         ),
     ] = None,

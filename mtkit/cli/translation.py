@@ -84,7 +84,7 @@ def check_standard_output(output: Path | None, read: Mapping[str, Path | None]) 
         return
     for option, file in read.items():
         if file is not None and file.exists() and os.path.samestat(file.stat(), stdout):
-            raise MtkitError(f"standard output goes to {file}, the file of {option}; send it to another file")
+            raise MtkitError(f"standard output is {file}, the file of {option}; redirect it to another file")
 
 
 def open_text(name: str) -> Path | Iterable[str]:

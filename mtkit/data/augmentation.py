@@ -87,11 +87,11 @@ def with_typos(text: str, draw: Random) -> str:
 
 def _replaced(tokens: Tokens, rows: np.ndarray, others: dict[int, list[int]]) -> Tokens:
     """The rows of the tokens, with other pieces at some places of `rows`."""
-    kept = tokens.take(rows)
-    starts, lengths = np.cumsum(kept.lengths, dtype=np.int64) - kept.lengths, kept.lengths.copy()
+    selected = tokens.take(rows)
+    starts, lengths = np.cumsum(selected.lengths, dtype=np.int64) - selected.lengths, selected.lengths.copy()
     places = np.array(list(others), dtype=np.int64)
     sizes = np.array([len(pieces) for pieces in others.values()], dtype=np.int64)
-    starts[places], lengths[places] = len(kept.flat) + np.cumsum(sizes) - sizes, sizes
+    starts[places], lengths[places] = len(selected.flat) + np.cumsum(sizes) - sizes, sizes
     flat = [np.array(pieces, dtype=np.int32) for pieces in others.values()]
     # at least one element: padding is gathered from some place
-    return Tokens(np.concatenate([kept.flat, *flat, np.zeros(1, dtype=np.int32)]), starts, lengths)
+    return Tokens(np.concatenate([selected.flat, *flat, np.zeros(1, dtype=np.int32)]), starts, lengths)

@@ -305,12 +305,12 @@ def _sides(settings: DataSettings) -> Corpora:
 def _check_size(settings: DataSettings, pairs: int | None, left_out: dict[str, int] | None = None) -> None:
     if pairs is not None and pairs < LEAST_PAIRS:
         reasons = [f"{number:,} {REASONS[reason]}" for reason, number in (left_out or {}).items() if number]
-        besides = f"; left out: {', '.join(reasons)}" if reasons else ""
+        ending = f"; left out: {', '.join(reasons)}" if reasons else ""
         more = f" and {len(settings.train) - 1} more corpora" if len(settings.train) > 1 else ""
         builtin = "builtin" if settings.task is None else "task"
         where = f"{name_of(settings.train[0])}{more} hold" if settings.train else f"data.{builtin}.train gives"
         raise DataError(
-            f"{where} {pairs} usable training pairs, too few to train on; give {LEAST_PAIRS} at the very least{besides}"
+            f"{where} {pairs} usable training pairs, too few to train on; give {LEAST_PAIRS} at the very least{ending}"
             + " (--keep-overlap, or data.cleaning.overlap: false, keeps these)" * bool((left_out or {}).get("overlap"))
         )
 

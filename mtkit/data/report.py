@@ -40,7 +40,11 @@ def summary(report: Report, max_length: int) -> str:
     parts = [head, *report.notes, "", aligned(rows), "", *_cleaning(record["sides"]), *_repairs(record["inputs"])]
     parts += _oddities(record)
     if documents := settings["documents"]:
-        joins = "fills rows with their segments" if documents.get("whole") else "joins their segments anew each epoch"
+        joins = (
+            "fills rows with their segments"
+            if documents.get("whole")
+            else "joins their segments differently each epoch"
+        )
         parts.append(f"documents: training {joins}, up to {documents['pieces']:,} pieces")
     if (folder / CONTRASTIVE).is_file():
         parts.append(f"contrastive pairs of the test sides, with their context: {folder / CONTRASTIVE}")

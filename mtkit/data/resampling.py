@@ -1,4 +1,4 @@
-"""The training side drawn anew each epoch: documents joined into other rows, words cut into other pieces.
+"""The training side, resampled each epoch: documents joined into other rows, words cut into other pieces.
 
 If all rows of documents are as long as the budget allows, a model hardly begins to learn which source words a target
 word translates: Bao et al., "G-Transformer for Document-level Machine Translation", ACL 2021, arXiv 2105.14761. Trained

@@ -208,8 +208,8 @@ def check_joined(parts: Sequence[Shards], text: SideText, progress: ProgressBar 
                 raise DataError(f"part {part} was prepared from other text; prepare it again with --part {part}")
     if chunk := next(chunks, None):
         raise DataError(
-            f"{name_of(text.corpora[chunk.corpus])} goes on after line {chunk.lines[0] - 1:,}, where its parts end; "
-            "prepare them again"
+            f"{name_of(text.corpora[chunk.corpus])} continues after line {chunk.lines[0] - 1:,}, the last line of its "
+            "parts; prepare them again"
         )
 
 

@@ -16,7 +16,7 @@ Context = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class ContextLimits:
-    """How training text joined sentences, and how many of them a model has learned to translate at once."""
+    """Settings by which training text joined sentences: how many of them a model has learned to translate at once."""
 
     seams: tuple[str, str] | None
     """The text between sentences of the source and the target if a training line is a whole document; None: lines are
@@ -90,7 +90,9 @@ class ContextCounts:
         return cls(sum(size > 0 for size in sizes), sum(sizes), sum(line.cut for line in lines))
 
     def __add__(self, other: "ContextCounts") -> Self:
-        return type(self)(*(one + two for one, two in zip(self.state(), other.state(), strict=True)))
+        return type(self)(
+            *(count + other_count for count, other_count in zip(self.state(), other.state(), strict=True))
+        )
 
     def state(self) -> list[Any]:
         """The counts as JSON values."""
@@ -217,9 +219,9 @@ class ContextJoiner:
         """
         befores, translated = zip(*context, strict=True)
         source = self._source_tokenizer.encode(seams[0].join([*befores, self._source.lines[number]]))
-        before = self._target_tokenizer.encode(seams[1].join(translated))
-        joined = self._target_tokenizer.encode(seams[1].join([*translated, text]))
-        return Pair(self._source.segment(number, source), [*joined, EOS], _shared(before, joined))
+        context_pieces = self._target_tokenizer.encode(seams[1].join(translated))
+        all_pieces = self._target_tokenizer.encode(seams[1].join([*translated, text]))
+        return Pair(self._source.segment(number, source), [*all_pieces, EOS], _shared(context_pieces, all_pieces))
 
 
 def _encode(tokenizer: Tokenizer, texts: set[str]) -> dict[str, list[int]]:

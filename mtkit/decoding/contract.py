@@ -162,7 +162,7 @@ class Engine(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The JSON values that determine its hypotheses besides weights and batch.
+        """The JSON values that determine its hypotheses, in addition to weights and batch.
 
         Engines that may give different hypotheses have different identities, which a resumed translation compares.
         """

@@ -47,10 +47,10 @@ class Glossary:
         exact: dict[tuple[str, ...], tuple[str, str]] = {}
         for written, target, place in entries:
             key = tuple(tokens(written))
-            known, before = exact.setdefault(key, (target, place))
-            if known != target:
+            known_target, known_place = exact.setdefault(key, (target, place))
+            if known_target != target:
                 raise DataError(
-                    f"{place}: the term {written!r} has another translation in {before}; remove one of them"
+                    f"{place}: the term {written!r} has another translation in {known_place}; remove one of them"
                 )
             if not self._forms(target):
                 raise DataError(f"{place}: the model's vocabulary cannot spell {target!r}; remove the line")
@@ -74,8 +74,10 @@ class Glossary:
     def count(self, source: str, target: str) -> tuple[int, int]:
         """The number of terms that a translation must contain, and how many its text lacks."""
         required, text = self._required(source), tokens(target)
-        found = {spellings: sum(_occurrences(text, tokens(one)) for one in spellings) for spellings in required}
-        missed = sum(max(0, count - found[spellings]) for spellings, count in required.items())
+        occurrences = {
+            spellings: sum(_occurrences(text, tokens(spelling)) for spelling in spellings) for spellings in required
+        }
+        missed = sum(max(0, count - occurrences[spellings]) for spellings, count in required.items())
         return sum(required.values()), missed
 
     def of_batch(self, terms: Sequence[tuple[Term, ...]], device: torch.device) -> RequiredTerms:
@@ -85,20 +87,20 @@ class Glossary:
 
     def _required(self, text: str) -> dict[Spellings, int]:
         """The target terms of a source text, from left to right, with the number of their occurrences."""
-        found, upper = Counter[str](), set[str]()
+        counts, upper = Counter[str](), set[str]()
         place, text_tokens = 0, tokens(text)
         while place < len(text_tokens):
             longest = self._longest.get(text_tokens[place], 0)
             candidates = (tuple(text_tokens[place : place + size]) for size in range(longest, 0, -1))
-            term = next((one for one in candidates if one in self._targets), None)
+            term = next((term_tokens for term_tokens in candidates if term_tokens in self._targets), None)
             if term is None:
                 place += 1
             else:
                 target, in_capitals = self._targets[term]
-                found[target] += 1
+                counts[target] += 1
                 upper |= {target} if in_capitals else set()
                 place += len(term)
-        return {_spellings(target, upper=target in upper): count for target, count in found.items()}
+        return {_spellings(target, upper=target in upper): count for target, count in counts.items()}
 
     def _pieces(self, spellings: Spellings) -> tuple[tuple[int, ...], ...]:
         return tuple(dict.fromkeys(form for spelling in spellings for form in self._forms(spelling)))
@@ -131,15 +133,15 @@ def tokens(text: str) -> list[str]:
 
     Scripts without spaces between words have a token per character.
     """
-    found: list[str] = []
+    result: list[str] = []
     for word in words(normalize("NFKC", text)):
         if is_unspaced(word):
-            found.append(word)
+            result.append(word)
             continue
         for inside, group in groupby(word, _is_inside):
             characters = list(group)
-            found += ["".join(characters)] if inside else characters
-    return found
+            result += ["".join(characters)] if inside else characters
+    return result
 
 
 def _is_inside(character: str) -> bool:

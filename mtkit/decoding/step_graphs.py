@@ -31,7 +31,7 @@ Recorder = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
 class Graphs:
     """Records the computations of a model as CUDA graphs, which share memory: only one at a time may be in use.
 
-    All that they compute lies in this memory, which is free again once nothing refers to `Graphs`, a graph or results.
+    Their results are in this memory, which is free again when nothing refers to `Graphs`, a graph or results any more.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class StepGraphs:
         return logits, weights
 
     def _repeat(self, name: Hashable, compute: Callable[..., Any], *inputs: Tensor) -> Any:
-        """compute(*inputs), recorded; a name stands for the same function while the state stays the same."""
+        """compute(*inputs), recorded; a name means the same function while the state stays the same."""
         if name not in self._repeated:
             self._repeated[name] = Repeated(compute, self._record)
         return self._repeated[name](*inputs)

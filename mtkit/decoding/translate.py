@@ -149,7 +149,7 @@ def translate_lines(
     done = {number: [BLANK] * settings.n_best for number, pieces in enumerate(source.encoded) if not pieces}
     on_progress(len(done))
     fallen: dict[int, int] = {}
-    """How many lines were joined, by the number of each line whose joint translation did not separate."""
+    """Number of lines that were joined, by the number of each line whose joint translation did not separate."""
     with engine.ready() as device:
         place = attrgetter("place")
         for _, windows in groupby(sorted(source.windows(), key=place), place):  # each place is the next one's context
@@ -264,11 +264,11 @@ def _translate_segments(
         batch.check()
         if settings.mbr is None:
             return _texts(engine.translate(batch), limits, tokenizer, settings.n_best)
-        found = _texts(engine.translate(batch), limits, tokenizer, settings.hypotheses)
+        candidates = _texts(engine.translate(batch), limits, tokenizer, settings.hypotheses)
         of_segments = [targets[segment.line] for segment in chosen]
         return [
             _rerank(translations, settings.mbr, language)[: settings.n_best]
-            for translations, language in zip(found, of_segments, strict=True)
+            for translations, language in zip(candidates, of_segments, strict=True)
         ]
 
     # terms widen the beam of their batch, so other segments have batches of their own

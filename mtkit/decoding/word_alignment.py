@@ -5,7 +5,7 @@ line with the most attention: the weights of the word's pieces are summed, by ea
 one piece spells together have equal weights, and are all linked. A line that was translated in parts is linked within
 each part; lines that were translated together are linked line by line.
 
-Attention to the source often lies on the word that a piece translates, in some layers and heads, either when the piece
+Attention to the source is often on the word that a piece translates, in some layers and heads, either when the piece
 is predicted or a step later, when it is read (Chen et al., "Accurate Word Alignment Induction from Neural Machine
 Translation", EMNLP 2020, arXiv 2004.14837). Heads are therefore chosen on validation pairs: the largest weight of a
 target piece should lie on the source piece that translates it by IBM Model 1 (`mtkit.decoding.lexicon`).
@@ -69,7 +69,7 @@ class Heads:
     shifted: bool = False
     """Whether a piece is aligned by the weights of the step that reads it, not of the step that predicts it."""
     agreement: float | None = None
-    """The share of validation pieces whose largest weight lies on their translation; None if unknown."""
+    """The share of validation pieces whose largest weight is on their translation; None if unknown."""
     weights: str = ""
     """The hash of the model's weights for which they were chosen."""
 
@@ -247,10 +247,12 @@ def link_targets(
     Raises: DataError for unequal numbers of lines, and for a line that is too long for the model.
     """
     lines = SourceLines.of(lines)
-    whole = SourceLines(lines.lines, lines.directions, numbers=lines.numbers)
-    _, encoded = check_pairs(network, tokenizers, whole, targets)
+    unsplit = SourceLines(lines.lines, lines.directions, numbers=lines.numbers)
+    _, encoded = check_pairs(network, tokenizers, unsplit, targets)
     texts = zip(targets, encoded, strict=True)
-    return link_lines(network, tokenizers, heads, whole, [Translation(text, 0.0, 0.0, (*p, EOS)) for text, p in texts])
+    return link_lines(
+        network, tokenizers, heads, unsplit, [Translation(text, 0.0, 0.0, (*p, EOS)) for text, p in texts]
+    )
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def shuffle(
     generator = np.random.default_rng(seed())
     scores: list[list[list[float]]] = [[[] for _ in system] for system in systems]
     # a trial moves the summed differences of the swapped segments from one system to the other
-    gaps = [[one.rows - other.rows for one, other in zip(baseline, system, strict=True)] for system in systems]
+    gaps = [[base.rows - compared.rows for base, compared in zip(baseline, system, strict=True)] for system in systems]
     sums = [[of_metric.rows.sum(axis=0) for of_metric in system] for system in (baseline, *systems)]
     blocks = _blocks(trials, segments, WORD)
     for size in progress(blocks, "randomisation", len(blocks)):
@@ -172,10 +172,11 @@ def shuffle(
         for system, distances in enumerate(scores):
             for number, statistics in enumerate(baseline):
                 moved = _picked_sums(swapped, gaps[system][number])
-                one, other = sums[system + 1][number] + moved, sums[0][number] - moved
+                system_sums, base_sums = sums[system + 1][number] + moved, sums[0][number] - moved
                 compute = statistics.metric._compute_score_from_stats
                 distances[number] += [
-                    abs(compute(a).score - compute(b).score) for a, b in zip(one.tolist(), other.tolist(), strict=True)
+                    abs(compute(a).score - compute(b).score)
+                    for a, b in zip(system_sums.tolist(), base_sums.tolist(), strict=True)
                 ]
     return [[np.array(values) for values in system] for system in scores]
 

@@ -5,8 +5,8 @@ Model 2", NAACL 2013. Target word j of n translates source word i of m with the 
 (1 - p0) / Z * exp(-tension * |i / m - j / n|), or no word with p0; t(y | x) is learned by expectation and maximisation.
 Departures: the tension is fixed, t has no Dirichlet prior, and a word has at most one link. Source word x at i and
 target word y at j are linked if i has the largest posterior of all places for j, and y the largest strength of all
-words of the line for x: t(y | x) * c(x, y) / c(y), with expected counts c. The strength is the same in all lines, so
-that of several characters that translate a word, in scripts without spaces, the same one is linked each time.
+words of the line for x: t(y | x) * c(x, y) / c(y), with expected counts c. The strength is the same in all lines. So if
+several characters translate a word, in scripts without spaces, the same character is linked each time.
 """
 
 from collections.abc import Sequence

@@ -329,12 +329,12 @@ def signals_to(handler: Callable[[int, FrameType | None], object]) -> Iterator[N
     """Context in which SIGTERM and SIGINT call the handler; nothing in other threads than the main one."""
     # others cannot set handlers
     numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, handler) for number in numbers}
+    previous_handlers = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+        for number, previous_handler in previous_handlers.items():
+            signal.signal(number, previous_handler)
 
 
 def last_step(log: Path, offset: int) -> str:

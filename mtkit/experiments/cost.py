@@ -90,9 +90,9 @@ def matched(recipe: Recipe, first: Recipe, what: Budget, prepared: Prepared) -> 
     multiple = max(MULTIPLE * round(exact / MULTIPLE), MULTIPLE)
     if nearest == width or abs(multiple - exact) * slope > TOLERANCE * target:
         multiple = nearest
-    found = _with_width(recipe, multiple)
-    why = "its other layers alone cost more" if exact < 1 else "no width is near enough"
-    return _checked(found, _cost(found, what, prepared), target, what, why)
+    scaled = _with_width(recipe, multiple)
+    why = "its other layers already cost more" if exact < 1 else "no width is near enough"
+    return _checked(scaled, _cost(scaled, what, prepared), target, what, why)
 
 
 def _cost(recipe: Recipe, what: Budget, prepared: Prepared) -> float:

@@ -26,7 +26,7 @@ from mtkit.recipe import Recipe, make_recipe, merged
 from mtkit.storage.yaml_text import load_yaml
 
 ALL = "all"
-"""Text that stands for all mechanisms, `full` first."""
+"""Text that means all mechanisms, `full` first."""
 
 SECTIONS = ("preset", "model", "attention", "training", "decoding")
 """Parts of the recipe that an entry may set. Data, scoring and seed are the same for all entries."""
@@ -48,7 +48,7 @@ class Entry:
 
 
 def parse_entries(texts: Sequence[str | Mapping[str, Any]]) -> list[Entry]:
-    """Parse the entries of a comparison: texts, or mappings of settings with an optional `name`. ALL stands for many.
+    """Parse the entries of a comparison: texts, or mappings of settings with an optional `name`. ALL makes many.
 
     A repeated text counts once.
 
@@ -191,13 +191,13 @@ def _place(word: str, text: str) -> str:
             f"{shown(text)}: all entries have the same seeds (--seeds); the seed of sampling is decoding.seed"
         )
     places = list(_places())
-    found = [place for place in places if word == place or word == place.rpartition(".")[2]]
-    if len(found) == 1:
-        return found[0]
-    if word in found:
+    matching = [place for place in places if word == place or word == place.rpartition(".")[2]]
+    if len(matching) == 1:
+        return matching[0]
+    if word in matching:
         return word
-    if found:
-        raise MtkitError(f"{shown(text)}: {shown(word)} is ambiguous; write {' or '.join(found)}")
+    if matching:
+        raise MtkitError(f"{shown(text)}: {shown(word)} is ambiguous; write {' or '.join(matching)}")
     if word.startswith("attention.options."):
         return word
     words = [*places, *(place.rpartition(".")[2] for place in places)]

@@ -228,10 +228,10 @@ class Folder:
             self._refuse(_search_changes(previous.settings.search, study.settings.search))
             # the caption says of all entries whether they are matched
             self._refuse(differences({"match": previous.settings.match}, {"match": study.settings.match}))
-            before = {entry.name: dict(entry.settings) for entry in previous.entries}
-            for name in before.keys() & entries.keys():
-                self._refuse(differences(before[name], entries[name], name))
-            entries = before | entries
+            previous_entries = {entry.name: dict(entry.settings) for entry in previous.entries}
+            for name in previous_entries.keys() & entries.keys():
+                self._refuse(differences(previous_entries[name], entries[name], name))
+            entries = previous_entries | entries
             seeds = previous.seeds
             if study.settings.search is not None and study.seeds[0] != seeds[0]:
                 raise MtkitError(

@@ -29,10 +29,10 @@ def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
     Raises: MtkitError if rows have other settings, before anything is copied, and for a file if the folder has no
     study.
     """
-    found = [(other, row) for other in others for row in _rows(other)]
-    if not found:
+    rows_to_join = [(other, row) for other in others for row in _rows(other)]
+    if not rows_to_join:
         raise MtkitError(f"{', '.join(str(_path(other)) for other in others)}: no results to join")
-    for other, row in found:
+    for other, row in rows_to_join:
         if isinstance(other, Path) and not folder.exists():
             raise MtkitError(f"{folder.path} has no study for the rows of {other}; give --study or --attention too")
         if inside(folder.path, "trials", f"{row['trial']}.json").exists():
@@ -42,7 +42,7 @@ def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
         if isinstance(other, Folder):
             folder.open(other.study())
     copied = 0
-    for other, row in found:
+    for other, row in rows_to_join:
         name = row["trial"]
         mine = folder.row(name)
         if mine is not None and "failed" not in mine:
@@ -55,7 +55,7 @@ def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(statistics, target)
         write_json(inside(folder.path, "results", f"{name}.json"), row)
-    return copied, len(found) - copied
+    return copied, len(rows_to_join) - copied
 
 
 def _rows(other: Folder | Path) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ class Reproduced:
 
     @property
     def circumstances(self) -> list[str]:
-        """What differs between the two computations and may change rounding: "torch: 2.12.0 -> 2.13.0"."""
+        """Return the differences between two computations that may change rounding: "torch: 2.12.0 -> 2.13.0"."""
         names = ("hardware", "threads", "torch", "mtkit")
         pairs = [(name, self.before.get(name), self.after.get(name)) for name in names]
         pairs.append(("precision", *(row["training"].get("precision") for row in (self.before, self.after))))

@@ -114,7 +114,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _ranks(tasks: Sequence[Sequence[Line]], table: Table, metric: str, first: str) -> Ranks | None:
     """Return the mean ranks of the entries over tasks and seeds; None for fewer than 2 entries or 2 blocks.
 
-    Only entries that have a score for each block take part. `first` is the study's first entry.
+    Only entries with a score for each block are ranked. `first` is the study's first entry.
     """
     column = next(column for column in table.columns if column.key == table.primary)
     scores: dict[str, dict[tuple[int, int], float]] = {}
@@ -128,6 +128,6 @@ def _ranks(tasks: Sequence[Sequence[Line]], table: Table, metric: str, first: st
     if len(names) < 2 or len(blocks) < 2:
         return None
     values = [[scores[name][block] for name in names] for block in blocks]
-    found = rank(values, lower_is_better=metric in LOWER_IS_BETTER)
+    ranking = rank(values, lower_is_better=metric in LOWER_IS_BETTER)
     unranked = sorted({line.entry for lines in tasks for line in lines} - set(names))
-    return Ranks(names, found.means, found.critical, found.groups, found.blocks, found.p, first, unranked)
+    return Ranks(names, ranking.means, ranking.critical, ranking.groups, ranking.blocks, ranking.p, first, unranked)

@@ -152,13 +152,13 @@ def _precisions(rows: Sequence[Row]) -> list[str]:
     names: dict[str, dict[str, None]] = {}
     for row in rows:
         names.setdefault(row["training"].get("precision", ""), {})[row["entry"]] = None
-    return [f"{each} ({', '.join(names[each])})" if len(names) > 1 else each for each in sorted(names) if each]
+    return [f"{name} ({', '.join(names[name])})" if len(names) > 1 else name for name in sorted(names) if name]
 
 
 def _signatures(rows: Sequence[Row]) -> list[str]:
     """Return the signature of the first metric."""
-    found = [next(iter(row["scores"][row["side"]].values()))["signature"] for row in rows]
-    return sorted(set(found))
+    signatures = [next(iter(row["scores"][row["side"]].values()))["signature"] for row in rows]
+    return sorted(set(signatures))
 
 
 def _searched(study: Study, rows: Sequence[Row]) -> list[str]:

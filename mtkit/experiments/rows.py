@@ -60,8 +60,8 @@ def curve(metrics: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for line in metrics:
         if line["kind"] == "validation":
             names = dict.fromkeys(("update", "tokens", "nll", "bleu", line["best_by"], "best_by"))
-            kept = {name: line[name] for name in names if name in line}
-            points.append({**kept, "seconds": line["training_seconds"]})
+            scores = {name: line[name] for name in names if name in line}
+            points.append({**scores, "seconds": line["training_seconds"]})
     return points
 
 

@@ -58,18 +58,23 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="auto")
     parser.add_argument("--shared", action="store_true")
-    given = parser.parse_args()
-    folder, name = Folder(given.folder), given.trial
+    arguments = parser.parse_args()
+    folder, name = Folder(arguments.folder), arguments.trial
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     keep_freed_memory()
-    torch.set_num_threads(given.threads)
-    machine: dict[str, Any] = {"threads": given.threads, "shared": given.shared, "hardware": "", "device": given.device}
+    torch.set_num_threads(arguments.threads)
+    machine: dict[str, Any] = {
+        "threads": arguments.threads,
+        "shared": arguments.shared,
+        "hardware": "",
+        "device": arguments.device,
+    }
     try:
         # the child of a killed comparison may still write its checkpoint: the lock waits until it has ended
         with FileLock(folder.lock(name)):
             if "failed" not in (folder.row(name) or {"failed": ""}):
                 return 0  # another process has finished it
-            device = find_device(given.device)
+            device = find_device(arguments.device)
             machine |= {"hardware": _hardware(device), "device": str(device)}
             return run_trial(folder, name, device, machine)
     except MtkitError as error:
@@ -101,8 +106,8 @@ def run_trial(folder: Folder, name: str, device: torch.device, machine: Mapping[
         say=lambda line: print(line, flush=True),
     )
     run, cost = Run(folder.run(name)), inside(folder.run(name), "cost.json")
-    before = _cost_before(cost)
-    peak, seconds = before["peak_bytes"], before["seconds"]
+    earlier_cost = _cost_before(cost)
+    peak, seconds = earlier_cost["peak_bytes"], earlier_cost["seconds"]
     if outcome.trained or not cost.exists():  # after a resume: over all processes
         peak, seconds = max(peak, peak_bytes(device)), seconds + monotonic() - begin
         write_json(cost, {"peak_bytes": peak, "seconds": seconds})
@@ -151,7 +156,7 @@ def _sides(folder: Folder, trial: Mapping[str, Any], prepared: Prepared) -> list
 
 
 def metrics_of(recipe: Recipe) -> tuple[str, ...]:
-    """Return the metrics of a comparison: those that the recipe sets, else BLEU, chrF and exact match."""
+    """Return the metrics of a comparison: the recipe's, else BLEU, chrF and exact match."""
     if "metrics" in recipe.scoring.model_fields_set:
         return tuple(recipe.scoring.metrics)
     return ("BLEU", "chrF", "exact")
@@ -187,11 +192,11 @@ def _score(
     metrics = named_metrics(metrics_of(recipe), languages, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
     statistics = gather(metrics, hypotheses, references, kinds=kinds)
     scores = with_intervals([statistics])[0][0]
-    found = {
+    values = {
         score.name: {"value": score.value, "low": score.low, "high": score.high, "signature": score.signature}
         for score in scores
     }
-    return found, {each.name: each.rows for each in statistics}, doubt(scores, hypotheses, references)
+    return values, {each.name: each.rows for each in statistics}, doubt(scores, hypotheses, references)
 
 
 def _validations(run: Run) -> dict[str, Any]:

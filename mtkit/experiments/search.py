@@ -47,8 +47,8 @@ def points(search: SearchSettings, rows: Sequence[Row], begun: Sequence[Row]) ->
         outcome = _outcome(results.get(key))
         study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, **outcome))
     for _ in range(DRAWS):
-        asked = study.ask(distributions).params
-        point = {key: _external(search.settings[key], asked[key]) for key in search.settings}
+        parameters = study.ask(distributions).params
+        point = {key: _external(search.settings[key], parameters[key]) for key in search.settings}
         if _key(point) not in tried:
             return [*tried.values(), point]
     left = [point for point in _combinations(search) if _key(point) not in tried]

@@ -22,7 +22,7 @@ from mtkit.terminal import ProgressBar, silent
 def set_up(
     study: Study, folder: Folder, *, progress: ProgressBar = silent, say: Callable[[str], object] = lambda line: None
 ) -> tuple[Plan, dict[str | None, str]]:
-    """Prepare the data of the study's tasks in the folder, and match the models if the study asks for it.
+    """Prepare the data of the study's tasks in the folder, and match the models if the study has `match`.
 
     Without tasks, the recipe's data must be prepared. Return the plan of the trials, and the fingerprint of each task's
     data.
@@ -53,10 +53,10 @@ def set_up(
         pairs = list(product(prepared.items(), study.entries))
         for (task, side), entry in progress(pairs, "matching", len(pairs)):
             try:
-                found = matched(study.recipe(entry), study.recipe(first), study.settings.match, side)
+                matched_recipe = matched(study.recipe(entry), study.recipe(first), study.settings.match, side)
             except MtkitError as error:
                 raise MtkitError(f"the entry {entry.name}: {error}") from error
-            widths[task, entry.name] = found.model.feed_forward
+            widths[task, entry.name] = matched_recipe.model.feed_forward
     return Plan(study, tasks, widths), {task: side.fingerprint for task, side in prepared.items()}
 
 

@@ -160,7 +160,7 @@ class StudySettings(Settings):
     sides: tuple[str, ...] = ()
     """Test sides to translate. Default: the first one, or all of a task."""
     columns: tuple[str, ...] = ()
-    """Columns of the table, in order. Default: those that the data asks for."""
+    """Columns of the table, in order. Default: the metrics that the data requires."""
 
     @model_validator(mode="after")
     def _seeds_differ(self) -> Self:
@@ -202,8 +202,8 @@ def read_study(path: Path) -> tuple[dict[str, Any], str]:
 
     Raises: RecipeError if it cannot be read, or no study has this name.
     """
-    found = find_recipe(path, STUDIES)
-    return read_settings(found, "study"), str(found)
+    study_path = find_recipe(path, STUDIES)
+    return read_settings(study_path, "study"), str(study_path)
 
 
 def make_study(

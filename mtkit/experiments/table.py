@@ -200,8 +200,8 @@ def _score_of(key: str) -> Callable[[Row], float | None]:
     metric, _, side = key.partition("@")
 
     def value(row: Row) -> float | None:
-        found = row["scores"].get(side or row["side"], {}).get(metric)
-        return None if found is None else float(found["value"])
+        of_metric = row["scores"].get(side or row["side"], {}).get(metric)
+        return None if of_metric is None else float(of_metric["value"])
 
     return value
 

@@ -54,7 +54,7 @@ class Plan:
     def due(self, rows: Sequence[Row], begun: Sequence[Row] = ()) -> list[Trial]:
         """Return all trials that can be named now, in order: searches, then the seeds of each chosen point.
 
-        A search by Optuna names its next point when it knows the results of the points before. `begun` are the trials
+        A search by Optuna chooses its next point when it has the results of earlier points. `begun` are the trials
         that have been started, finished or not, without their results.
         """
         return [

@@ -87,7 +87,7 @@ CLASSES = {"post": ("marian", "MarianMTModel"), "pre": ("pegasus", "PegasusForCo
 
 def check(recipe: Recipe) -> None:
     """Raises: MtkitError for a part of the model that neither class supports."""
-    model, part = recipe.model, unlike_plain(recipe, besides=GROUPED)
+    model, part = recipe.model, unlike_plain(recipe, extra=GROUPED)
     if part is not None:
         raise MtkitError(f"Hugging Face's Marian and Pegasus have no {part}")
     if model.activation == "swiglu":

@@ -21,7 +21,7 @@ def _mixed(x):
 def _kept(seed, at, DROPPED: tl.constexpr):
     """Whether dropout keeps the numbers at these places; DROPPED of 2**24 it does not.
 
-    Each half of the seed is mixed in: with one of them alone, two seeds would give one mask, shifted.
+    Each half of the seed is mixed in: with only one half, two seeds would give one mask, shifted.
     """
     number = tl.load(seed)
     low, high = number.to(tl.uint32), (number >> 32).to(tl.uint32)
@@ -67,10 +67,10 @@ def add_and_norm(
     within = column < WIDTH
     real = (row < rows)[:, None] & within[None, :]
     at = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    kept = real
+    undropped = real
     if DROPPED > 0:
-        kept = _kept(seed, at, DROPPED)
-    normed, _ = _normed(x, branch, shift, at, real, column, kept, eps, WIDTH, SCALE, SHIFTED)
+        undropped = _kept(seed, at, DROPPED)
+    normed, _ = _normed(x, branch, shift, at, real, column, undropped, eps, WIDTH, SCALE, SHIFTED)
     w = tl.load(weight + column, within, 0.0).to(tl.float32)[None, :]
     b = tl.load(bias + column, within, 0.0).to(tl.float32)[None, :]
     tl.store(out + at, normed * w + b, real)
@@ -107,28 +107,28 @@ def add_and_norm_backward(
         row = first + tl.arange(0, ROWS)
         real = (row < rows)[:, None] & within[None, :]
         at = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        kept = real
+        undropped = real
         if DROPPED > 0:
-            kept = _kept(seed, at, DROPPED)
-        normed, factor = _normed(x, branch, shift, at, real, column, kept, eps, WIDTH, SCALE, SHIFTED)
-        given = tl.load(upstream + at, real, 0.0).to(tl.float32)
-        d_weight += given * normed
-        d_bias += given
-        given *= w
-        along = tl.sum(given * normed, 1) / WIDTH
-        mean = tl.sum(given, 1) / WIDTH
-        gradient = (given - mean[:, None] - normed * along[:, None]) * factor[:, None]
+            undropped = _kept(seed, at, DROPPED)
+        normed, factor = _normed(x, branch, shift, at, real, column, undropped, eps, WIDTH, SCALE, SHIFTED)
+        d_normed = tl.load(upstream + at, real, 0.0).to(tl.float32)
+        d_weight += d_normed * normed
+        d_bias += d_normed
+        d_normed *= w
+        along = tl.sum(d_normed * normed, 1) / WIDTH
+        mean = tl.sum(d_normed, 1) / WIDTH
+        gradient = (d_normed - mean[:, None] - normed * along[:, None]) * factor[:, None]
         tl.store(d_x + at, gradient, real)
         if DROPPED > 0:
-            gradient = tl.where(kept, gradient * SCALE, 0.0)
+            gradient = tl.where(undropped, gradient * SCALE, 0.0)
             tl.store(d_branch + at, gradient, real)
         if SHIFTED:
             d_shift += tl.where(real, gradient, 0.0)
-    own = sums + tl.program_id(0) * (2 + SHIFTED) * WIDTH + column
-    tl.store(own, tl.sum(d_weight, 0), within)
-    tl.store(own + WIDTH, tl.sum(d_bias, 0), within)
+    program_sums = sums + tl.program_id(0) * (2 + SHIFTED) * WIDTH + column
+    tl.store(program_sums, tl.sum(d_weight, 0), within)
+    tl.store(program_sums + WIDTH, tl.sum(d_bias, 0), within)
     if SHIFTED:
-        tl.store(own + 2 * WIDTH, tl.sum(d_shift, 0), within)
+        tl.store(program_sums + 2 * WIDTH, tl.sum(d_shift, 0), within)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -144,9 +144,9 @@ def relu_backward(
         real = (row < rows)[:, None] & within[None, :]
         at = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
         passes = tl.load(result + at, real, 0.0).to(tl.float32) > 0
-        given = tl.where(passes, tl.load(upstream + at, real, 0.0).to(tl.float32), 0.0)
-        tl.store(gradient + at, given, real)
-        total += given
+        passed = tl.where(passes, tl.load(upstream + at, real, 0.0).to(tl.float32), 0.0)
+        tl.store(gradient + at, passed, real)
+        total += passed
     tl.store(sums + tl.program_id(0) * WIDTH + column, tl.sum(total, 0), within)
 
 
@@ -157,15 +157,15 @@ def cross_entropy(logits, target, smoothed, nll, smoothing, WIDTH: tl.constexpr,
     Each lane keeps the highest of its logits and their sum in units of it, so that lanes meet once.
     """
     row, column = tl.program_id(0), tl.arange(0, COLUMNS)
-    own = logits + row.to(tl.int64) * WIDTH
+    row_logits = logits + row.to(tl.int64) * WIDTH
     gold = tl.load(target + row)
-    gold_logit = tl.load(own + gold).to(tl.float32)
+    gold_logit = tl.load(row_logits + gold).to(tl.float32)
     peak = tl.full([COLUMNS], -1e30, tl.float32)
     mass = tl.zeros([COLUMNS], tl.float32)
     total = tl.zeros([COLUMNS], tl.float32)
     for first in range(0, WIDTH, COLUMNS):
         real = first + column < WIDTH
-        x = tl.load(own + first + column, real, -1e30).to(tl.float32)
+        x = tl.load(row_logits + first + column, real, -1e30).to(tl.float32)
         higher = tl.maximum(peak, x)
         mass = mass * tl.exp(peak - higher) + tl.exp(x - higher)
         peak = higher
@@ -177,5 +177,5 @@ def cross_entropy(logits, target, smoothed, nll, smoothing, WIDTH: tl.constexpr,
     tl.store(smoothed + row, loss + smoothing * (gold_logit - tl.sum(total, 0) / WIDTH))
     for first in range(0, WIDTH, COLUMNS):
         place = first + column
-        error = tl.exp(tl.load(own + place, place < WIDTH, -1e30).to(tl.float32) - log_sum) - smoothing / WIDTH
-        tl.store(own + place, tl.where(place == gold, error - (1.0 - smoothing), error), place < WIDTH)
+        error = tl.exp(tl.load(row_logits + place, place < WIDTH, -1e30).to(tl.float32) - log_sum) - smoothing / WIDTH
+        tl.store(row_logits + place, tl.where(place == gold, error - (1.0 - smoothing), error), place < WIDTH)

@@ -1,8 +1,8 @@
 """Parts of training in few kernels on a GPU: residual sum, dropout and layer norm; the feed-forward layer; the loss.
 
-PyTorch runs a kernel for each sum, dropout and norm, and for the gradient of each vector. Most of the time between
-products is reading and writing, of which these kernels (`gpu_kernels`) do half. Dropout's mask is a function of a seed,
-which is drawn on the device from PyTorch's generator. The backward pass keeps the seed instead of the mask.
+PyTorch runs a kernel for each sum, dropout and norm, and for the gradient of each vector. Most of their time is reading
+and writing; these kernels (`gpu_kernels`) read and write half as much. Dropout's mask is a function of a seed, which is
+drawn on the device from PyTorch's generator. The backward pass keeps the seed instead of the mask.
 """
 
 from functools import cache
@@ -149,8 +149,8 @@ def _normed_backward(
     d_branch = d_x if seed is None else torch.empty_like(x)
     programs = min(PROGRAMS, -(-rows // how["ROWS"]))
     sums = x.new_empty(programs, (2 if shift is None else 3) * width, dtype=torch.float32)
-    given = (x, branch, shift, weight, seed, upstream.contiguous(), d_x, d_branch, sums, rows, eps)
-    _run("add_and_norm_backward", (programs,), *given, **how)
+    arguments = (x, branch, shift, weight, seed, upstream.contiguous(), d_x, d_branch, sums, rows, eps)
+    _run("add_and_norm_backward", (programs,), *arguments, **how)
     added = added_rows(sums, like=weight)
     return d_x, d_branch, added[:width], added[width : 2 * width], added[2 * width :]
 
@@ -177,11 +177,11 @@ def cross_entropy(logits: Tensor, target: Tensor, smoothing: float, smoothed: Te
     _run("cross_entropy", (rows,), logits, target, smoothed, nll, smoothing, **how)
 
 
-def _run(name: str, grid: tuple[int, ...], *given: Any, **how: Any) -> None:
+def _run(name: str, grid: tuple[int, ...], *arguments: Any, **how: Any) -> None:
     """Run a kernel in a grid of programs; it does not read what is None."""
     from mtkit.model import gpu_kernels
 
-    getattr(gpu_kernels, name)[grid](*[given[0] if each is None else each for each in given], **how)
+    getattr(gpu_kernels, name)[grid](*[arguments[0] if argument is None else argument for argument in arguments], **how)
 
 
 def _power(width: int) -> int:

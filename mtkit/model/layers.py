@@ -106,8 +106,8 @@ class FeedForward(nn.Module):
     @property
     def fuses(self) -> bool:
         """Whether the layer has the form of `feed_forward_and_norm`."""
-        plain = type(self.inner) is type(self.outer) is nn.Linear  # adapters are not
-        return plain and self.activation == "relu" and not (self.training and self.dropout.share)
+        has_plain_maps = type(self.inner) is type(self.outer) is nn.Linear  # adapters are not
+        return has_plain_maps and self.activation == "relu" and not (self.training and self.dropout.share)
 
 
 class LayerNorm(nn.LayerNorm):

@@ -40,7 +40,7 @@ class Logits:
     """V."""
     repeat: Callable[..., Any] | None = None
     """repeat(name, compute, *tensors) is compute(*tensors), which a GPU repeats from a record at each step; the name
-    stands for all else that the function depends on. None: nothing is recorded."""
+    identifies everything else that the function depends on. None: nothing is recorded."""
 
     @classmethod
     def known(cls, logits: Tensor) -> "Logits":

@@ -171,11 +171,11 @@ class Transformer(Network):
         after: State = dict(state)
         for number, layer in enumerate(self._decoder_layers):
             parts = state[f"layer{number}"]
-            own = layer.self_attention.fixed_state(parts["self"], hypotheses, steps)
-            cross = layer.cross_attention.fixed_state(parts["cross"], hypotheses, steps)
-            if own is None or cross is None:
+            self_state = layer.self_attention.fixed_state(parts["self"], hypotheses, steps)
+            cross_state = layer.cross_attention.fixed_state(parts["cross"], hypotheses, steps)
+            if self_state is None or cross_state is None:
                 return None
-            after[f"layer{number}"] = {"self": own, "cross": cross}
+            after[f"layer{number}"] = {"self": self_state, "cross": cross_state}
         if not isinstance(state["position"], Tensor):
             device = self.target_embedding.tokens.weight.device
             after["position"] = torch.full((segments, hypotheses), state["position"], device=device)

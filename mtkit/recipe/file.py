@@ -58,7 +58,7 @@ def find_recipe(path: Path, folder: Path | None = None) -> Path:
 
 
 def read_text(path: Path, what: str = "recipe") -> str:
-    """Read the file of a recipe, or of a study, as `what` says in messages.
+    """Read the file of a recipe or a study; messages name it as `what`.
 
     Raises: RecipeError if it cannot be read, is larger than LARGEST, or is not UTF-8.
     """

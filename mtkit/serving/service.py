@@ -43,7 +43,7 @@ class TextPart:
     seam: str = ""
     """Text between the translations of the previous part and of this one."""
     page: Page | None = None
-    """The HTML, of which `text` has a line per segment."""
+    """The HTML; `text` has a line per segment of it."""
 
 
 @dataclass(frozen=True)

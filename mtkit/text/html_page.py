@@ -68,14 +68,14 @@ class Page:
 def parse_page(text: str) -> Page:
     """Cut HTML into its segments and what is between them; text without a letter is no segment."""
     tokens = _without_opaque([*_tokens(text)])
-    found = partners(tokens)
+    pairs = partners(tokens)
     between, segments = [""], list[Marked]()
     for is_break, group in groupby(range(len(tokens)), lambda index: tokens[index].kind == "break"):
         members = [*group]
         place, stop = members[0], members[-1] + 1
-        for first, last in [] if is_break else _cores(tokens, found, place, stop):
+        for first, last in [] if is_break else _cores(tokens, pairs, place, stop):
             between[-1] += _raw(tokens[place:first])
-            segments.append(build([*_closed(tokens, found, first, last)]))
+            segments.append(build([*_closed(tokens, pairs, first, last)]))
             between.append("")
             place = last + 1
         between[-1] += _raw(tokens[place:stop])
@@ -91,7 +91,7 @@ class _Reader(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[tuple[int, Token]] = []
+        self.starts: list[tuple[int, Token]] = []
         self._lines = [0, *(match.end() for match in re.finditer("\n", page))]
         self.feed(page)
         self.close()
@@ -100,7 +100,7 @@ class _Reader(HTMLParser):
         self, kind: Literal["text", "start", "end", "single", "break"], name: str = "", is_fixed: bool = False
     ) -> None:
         line, column = self.getpos()
-        self.found.append((self._lines[line - 1] + column, Token("", kind, name, is_fixed=is_fixed)))
+        self.starts.append((self._lines[line - 1] + column, Token("", kind, name, is_fixed=is_fixed)))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Adds a tag; elements without an end tag are single."""
@@ -118,7 +118,7 @@ class _Reader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         """Adds a text; a text after a text is the same one."""
-        if not self.found or self.found[-1][1].kind != "text":
+        if not self.starts or self.starts[-1][1].kind != "text":
             self._add("text")
 
     def handle_comment(self, data: str) -> None:
@@ -141,8 +141,8 @@ class _Reader(HTMLParser):
 
 def _tokens(page: str) -> Iterator[Token]:
     """The page in tokens; a text that looks like a tag is one that the parser could not read, and stays."""
-    found = [(0, Token("", "text")), *_Reader(page).found, (len(page), Token("", "break"))]
-    for (start, token), (stop, _) in pairwise(found):
+    starts = [(0, Token("", "text")), *_Reader(page).starts, (len(page), Token("", "break"))]
+    for (start, token), (stop, _) in pairwise(starts):
         raw = page[start:stop]
         if token.kind != "text":
             yield replace(token, raw=raw)

@@ -55,7 +55,7 @@ class Element:
     """Index of the first character in the text without tags."""
     end: int = 0
     closing: str = ""
-    kept: str | None = None
+    untranslated: str | None = None
     """The source, with its tags, that replaces the translation; None: none."""
     children: "list[Element]" = field(default_factory=list)
 
@@ -106,39 +106,39 @@ def partners(tokens: Sequence[Token]) -> dict[int, int]:
     An end tag closes the last open element of its name. The elements in it that are still open have no end tag.
     """
     opened: list[int] = []
-    found: dict[int, int] = {}
+    pairs: dict[int, int] = {}
     for index, token in enumerate(tokens):
         if token.kind == "start":
             opened.append(index)
         elif token.kind == "end":
             depth = next((d for d in reversed(range(len(opened))) if tokens[opened[d]].name == token.name), None)
             if depth is not None:
-                found |= {opened[depth]: index, index: opened[depth]}
+                pairs |= {opened[depth]: index, index: opened[depth]}
                 del opened[depth:]
-    return found
+    return pairs
 
 
 def build(tokens: Sequence[Token]) -> Marked:
     """The text of a segment's tokens, and its elements."""
-    found, text, root = partners(tokens), "", Element("", 0)
+    pairs, text, root = partners(tokens), "", Element("", 0)
     opened, is_nested = [root], True
     for index, token in enumerate(tokens):
         if token.kind == "text":
             text += token.text
             continue
-        if token.kind == "end" and index in found:
-            element, start = opened.pop(), found[index]
+        if token.kind == "end" and index in pairs:
+            element, start = opened.pop(), pairs[index]
             element.closing, element.end = token.raw, len(text)
             if tokens[start].is_fixed or len(opened) > DEEPEST:
-                element.kept, element.children = "".join(other.raw for other in tokens[start + 1 : index]), []
+                element.untranslated, element.children = "".join(other.raw for other in tokens[start + 1 : index]), []
             continue
         element = Element(token.raw, len(text), len(text))
         opened[-1].children.append(element)
         if token.kind == "placeholder":
-            element.opening, element.kept = "", token.raw
+            element.opening, element.untranslated = "", token.raw
             text += token.text
             element.end = len(text)
-        elif token.kind == "start" and index in found:
+        elif token.kind == "start" and index in pairs:
             opened.append(element)
         else:
             is_nested &= token.kind == "single"
@@ -165,9 +165,9 @@ class _Placing:
         """A source word, by the target word that is linked to it."""
         self._targets: dict[int, int] = {}
         """The last target word, by the source word that it is linked to."""
-        for one, other in sorted(links):
-            self._links.setdefault(other, one)
-            self._targets[one] = other
+        for source_word, target_word in sorted(links):
+            self._links.setdefault(target_word, source_word)
+            self._targets[source_word] = target_word
 
     def build(self, elements: Sequence[Element], begin: int, end: int, low: int, high: int | None) -> str:
         """The characters `begin` to `end` of the target, its words `low` to `high`, with elements."""
@@ -185,8 +185,8 @@ class _Placing:
             start = max(at, min(start, end))
             stop = start if first == last else max(start, min(self._end(element, last), end))
             text += html.escape(self._target[at:start], quote=False) + element.opening
-            if element.kept is not None:
-                text += element.kept
+            if element.untranslated is not None:
+                text += element.untranslated
             else:
                 text += self.build(element.children, start, stop, first, last)
             text, at = text + element.closing, stop
@@ -203,9 +203,9 @@ class _Placing:
         return range(first, bisect_left(self._source_spans, element.end, key=lambda span: span[0]))
 
     def _place(self, element: Element, low: int, high: int, taken: Iterable[tuple[int, int]]) -> int:
-        """The target word before which an element without words stands, outside of its siblings."""
-        before = range(bisect_left(self._source_spans, element.begin, key=lambda span: span[0]))
-        linked = next((self._targets[word] + 1 for word in reversed(before) if word in self._targets), 0)
+        """The target word before which an element without words is placed, outside of its siblings."""
+        words_before = range(bisect_left(self._source_spans, element.begin, key=lambda span: span[0]))
+        linked = next((self._targets[word] + 1 for word in reversed(words_before) if word in self._targets), 0)
         place = min(max(linked, low), high)
         return next((last for first, last in taken if first < place < last), place)
 

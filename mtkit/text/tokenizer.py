@@ -352,13 +352,13 @@ def _training_error(reason: str, lines: Iterable[str], settings: TokenizerSettin
     if low and size < settings.vocabulary // _MULTIPLE * _MULTIPLE:  # the size was lowered to what the text supports
         return DataError(
             f"the training text is too small for a {settings.kind} vocabulary: it does not support the "
-            f"{low[1]} pieces that its characters alone need; give more text"
+            f"{low[1]} pieces that its characters need; give more text"
         )
     if low:
         least = -(-int(low[1]) // _MULTIPLE) * _MULTIPLE
         return DataError(
-            f"data.tokenizer.vocabulary = {settings.vocabulary} is too small for this text: its characters alone "
-            f"need {low[1]} pieces; choose {least} or more (--vocabulary)"
+            f"data.tokenizer.vocabulary = {settings.vocabulary} is too small for this text: its characters need "
+            f"{low[1]} pieces; choose {least} or more (--vocabulary)"
         )
     if "isfinite" in reason:
         longest = max((word for line in lines for word in line.split()), key=len)

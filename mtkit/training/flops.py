@@ -65,7 +65,7 @@ MOST_TOKENS = 2_048
 """Padded tokens of a counted batch, of the longer side: of a larger one, some rows are counted."""
 
 SEED = 1
-"""Seed of the sample and of the model, in place of the recipe's: trainings that differ in the seed cost the same."""
+"""Seed of the sample and of the model, instead of the recipe's: trainings that differ in the seed cost the same."""
 
 
 class _NoModules:

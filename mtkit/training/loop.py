@@ -394,7 +394,7 @@ class Training:
         return Outcome(self.folder, self.progress, None, self.progress.update - first, signal)
 
     def _finish(self, limit: str, first: int) -> Outcome:
-        """Stop at a limit: average the last checkpoints if the recipe asks for it.
+        """Stop at a limit: average the last checkpoints if the recipe sets it.
 
         Raises: RunError if the limit is reached before the first update.
         """

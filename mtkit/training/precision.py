@@ -225,12 +225,12 @@ class Precision:
         return objective if self.scaler is None else self.scaler.scale(objective)
 
 
-def ways(setting: str, device: torch.device) -> list[Precision]:
-    """The ways of computing updates with `training.precision` on this device, of which the fastest is measured."""
-    found = [Precision(name, device) for name in (precisions(device) if setting == "auto" else (setting,))]
+def update_precisions(setting: str, device: torch.device) -> list[Precision]:
+    """The candidates for computing updates with `training.precision` on this device; the fastest is measured."""
+    candidates = [Precision(name, device) for name in (precisions(device) if setting == "auto" else (setting,))]
     if device.type == "cuda" and has_triton():
-        found.append(Precision(setting, device, kernels=True))
-    return found
+        candidates.append(Precision(setting, device, kernels=True))
+    return candidates
 
 
 def precisions(device: torch.device) -> tuple[str, ...]:

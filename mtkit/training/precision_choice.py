@@ -1,6 +1,6 @@
 """Choose how to compute updates by measuring them: float32 or bfloat16 on a CPU, Triton's kernels or not on a GPU.
 
-A few updates of each are made on a copy of the model, on batches of the run's data, before training begins. The
+Before training begins, each candidate makes a few updates on a copy of the model, with batches of the run's data. The
 training is bit for bit the same as with the choice set. run.json records it, and a resumed run keeps it on any machine.
 Kernels in Triton take a GPU less time than PyTorch's, but a host may need longer to start them.
 """
@@ -20,7 +20,7 @@ from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume
 from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.metrics import Say
-from mtkit.training.precision import Precision, ways
+from mtkit.training.precision import Precision, update_precisions
 from mtkit.training.run_folder import record
 from mtkit.training.update import Updater
 from mtkit.training.world import World
@@ -34,7 +34,7 @@ WIDTHS = 3
 
 @dataclass(frozen=True)
 class Faster:
-    """The fastest of the ways that were measured."""
+    """The fastest candidate that was measured."""
 
     name: str
     other: str
@@ -54,8 +54,8 @@ def resolve_precision(
 ) -> Precision:
     """The precision that the run in the folder trains in, and whether with Triton's kernels; the same in all processes.
 
-    Measures it if the run is new, and all machines have a choice. Kernels are left out if `training.deterministic` asks
-    for the same results in each run, and with several GPUs.
+    Measures it if the run is new, and all machines have a choice. Kernels are not used if `training.deterministic` is
+    set, or with several GPUs.
     """
     setting, about, device = recipe.training.precision, Run(folder).about, world.device
     if recipe.training.shard and world.size > 1:  # a sharded model is not copied to measure
@@ -64,43 +64,43 @@ def resolve_precision(
         setting = about["precision"]
     if "kernels" in about:
         return Precision(setting, device, kernels=about["kernels"])
-    possible = ways(setting, device)
+    candidates = update_precisions(setting, device)
     if device.type == "cuda" and (recipe.training.deterministic or world.size > 1):
-        possible = possible[:1]
-    (fewest,) = world.agree(-len(possible))  # those that all machines have
-    possible = possible[: -int(fewest)]
+        candidates = candidates[:1]
+    (fewest,) = world.agree(-len(candidates))  # candidates of all machines
+    candidates = candidates[: -int(fewest)]
     if can_resume(folder):  # by a version that measured nothing
         return Precision(setting, device)
-    if len(possible) == 1:
-        return possible[0]
+    if len(candidates) == 1:
+        return candidates[0]
     try:
-        choice = measure_ways(recipe, model, data.samples(WIDTHS), world, possible)
+        choice = measure_precisions(recipe, model, data.samples(WIDTHS), world, candidates)
     except OOM_ERRORS as error:  # of the copy of the model
         if not is_oom(error) or world.size > 1:
             raise
-        return possible[0]
+        return candidates[0]
     forget_pools()  # training needs one of them
     forget_peak()  # reports compare the peak memory of training
-    chosen = next(way for way in possible if str(way) == choice.name)
+    chosen = next(precision for precision in candidates if str(precision) == choice.name)
     if world.first:
         record(folder, *(("kernels", chosen.kernels) if device.type == "cuda" else ("precision", chosen.name)))
     say(str(choice))
     return chosen
 
 
-def measure_ways(
-    recipe: Recipe, model: Network, batches: Sequence[UpdateBatches], world: World, possible: Sequence[Precision]
+def measure_precisions(
+    recipe: Recipe, model: Network, batches: Sequence[UpdateBatches], world: World, candidates: Sequence[Precision]
 ) -> Faster:
-    """Time updates of one batch each in each of the ways; the model does not change.
+    """Time updates of one batch each with each candidate; the model does not change.
 
     The first batch is not timed: a process's first update also initialises libraries. The others run twice, and again
     while there is time; each counts with its fastest time, of the slowest process, because a new shape first needs
     its kernels. Batches that ran only once count if all did.
     """
-    choices = {str(way): way for way in possible}
+    choices = {str(precision): precision for precision in candidates}
     names, on_gpu = list(choices), world.device.type == "cuda"
     with torch.random.fork_rng([world.device] if on_gpu else []):
-        updater = Updater(deepcopy(model).train(), recipe, world, possible[0])
+        updater = Updater(deepcopy(model).train(), recipe, world, candidates[0])
 
         def seconds(work: UpdateBatches, name: str, number: int) -> float:
             updater.precision, begin = choices[name], monotonic()

@@ -73,7 +73,7 @@ class Validation:
     shows_bleu: bool = True
     """Whether people see BLEU: it is among the recipe's metrics, or there is no other score."""
     entropies: dict[str, float] = field(default_factory=dict)
-    """Entropies of attention weights (`mtkit.evaluation.heads.entropies`), if the recipe asks for them."""
+    """Entropies of attention weights (`mtkit.evaluation.heads.entropies`), if the recipe sets them."""
 
     @property
     def perplexity(self) -> float:
@@ -120,7 +120,7 @@ def validate(
     """Loss and BLEU of the model's current weights; restores its mode. None if interrupted.
 
     `folder` is the run's: as in `translate`, the lengths of its training pairs limit translations. The processes of a
-    `world`, which all have these weights, share the work; all but the first return None.
+    `world`, which all have these weights, share the work; only the first one returns a result, the others None.
     """
 
     def check_interruption(lines: int) -> None:

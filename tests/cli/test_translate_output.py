@@ -59,7 +59,7 @@ def test_standard_output_is_not_appended_to_the_text_that_is_read(tmp_path: Path
         command = [sys.executable, "-P", "-m", "mtkit", "translate", "--input", str(text)]
         ended = subprocess.run(command, stdout=appended, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 2
-    assert f"standard output goes to {text}, the file of --input" in ended.stderr
+    assert f"standard output is {text}, the file of --input" in ended.stderr
     assert text.read_text() == "Anna sleeps.\n"
 
 

@@ -283,7 +283,7 @@ def test_joining_text_that_has_grown_is_refused(settings: DataSettings) -> None:
     for side in (settings.train[1].source, settings.train[1].target):
         with Path(str(side)).open("ab") as file:
             file.write(b"more\n" * 20)
-    with pytest.raises(DataError, match="goes on after line 230, where its parts end; prepare them again"):
+    with pytest.raises(DataError, match="continues after line 230, the last line of its parts; prepare them again"):
         prepare(settings, join=True)
 
 

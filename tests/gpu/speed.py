@@ -15,7 +15,7 @@ from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.training.data_loader import DataLoader
-from mtkit.training.precision import fast_and_repeatable, ways
+from mtkit.training.precision import fast_and_repeatable, update_precisions
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.gpu.check import Result, Setup, guarded
@@ -64,7 +64,7 @@ PROFILES = {
     "big": ("big", 0, False),
     "big with Triton": ("big", -1, False),
 }
-"""Preset, which of the `ways` in bfloat16, whether with cuDNN's attention."""
+"""Preset, which of the `update_precisions` in bfloat16, whether with cuDNN's attention."""
 
 
 def update_profile(setup: Setup) -> Iterator[Result]:
@@ -78,7 +78,7 @@ def _profile(setup: Setup, preset: str, way: int, cudnn: bool) -> Result:
     prepared, recipe = news(setup), _recipe(setup, preset, 25_000)
     with World(setup.device) as world, fast_and_repeatable(world.device):
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
-        chosen = ways("bfloat16", world.device)[way]
+        chosen = update_precisions("bfloat16", world.device)[way]
         updater = Updater(model_of(recipe, prepared, setup.device), recipe, world, chosen)
         loader = DataLoader(recipe, prepared, 256, world).updates(0, 0)
         work = [next(loader) for _ in range(3 if setup.tiny else 20)]

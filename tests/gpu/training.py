@@ -25,7 +25,7 @@ from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.data_loader import DataLoader, UpdateBatches, count_tokens
 from mtkit.training.loop import train
 from mtkit.training.metrics import Say, read_metrics
-from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, ways
+from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, update_precisions
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.gpu.check import Result, Setup, guarded
@@ -102,7 +102,7 @@ def train_with_kernels(recipe: Recipe, prepared: Prepared, folder: Path, device:
     """Train; with Triton's kernels if the device has them, whether these are faster here or not."""
 
     def last_way(recipe: Recipe, folder: Path, model: Network, data: DataLoader, world: World, say: Say) -> Precision:
-        return ways(recipe.training.precision, world.device)[-1]
+        return update_precisions(recipe.training.precision, world.device)[-1]
 
     with patch.object(loop, "resolve_precision", last_way):
         train(recipe, prepared, folder, command=[], device=device)
@@ -171,7 +171,7 @@ def gradients(setup: Setup) -> Iterator[Result]:
 def _gradients(recipe: Recipe, prepared: Prepared, device: str, precision: str) -> dict[str, Tensor]:
     model = model_of(recipe, prepared, device)
     with World(device) as world, fast_and_repeatable(world.device):
-        updater = Updater(model, recipe, world, ways(precision, world.device)[-1])
+        updater = Updater(model, recipe, world, update_precisions(precision, world.device)[-1])
         updater.run(work_of(prepared, range(8), range(8, 12)), 1, rate=0.0, total_updates=1)
     return {name: each.grad.cpu() for name, each in model.named_parameters() if each.grad is not None}
 
@@ -223,7 +223,9 @@ def _updated(setup: Setup, recipe: Recipe, precision: str, *, deterministic: boo
         World(setup.device) as world,
         fast_and_repeatable(world.device, deterministic=deterministic),
     ):
-        updater = Updater(model_of(recipe, prepared, setup.device), recipe, world, ways(precision, world.device)[-1])
+        updater = Updater(
+            model_of(recipe, prepared, setup.device), recipe, world, update_precisions(precision, world.device)[-1]
+        )
         work = work_of(prepared, range(16))
         for number in range(1, count + 1):
             with warnings.catch_warnings(record=True) as caught:
@@ -276,7 +278,7 @@ def memory(setup: Setup) -> Iterator[Result]:
         for short in (False, True):
             model = model_of(recipe, prepared, setup.device)
             with World(setup.device) as world, fast_and_repeatable(world.device):
-                updater = Updater(model, recipe, world, ways("float32", world.device)[-1], said.append)
+                updater = Updater(model, recipe, world, update_precisions("float32", world.device)[-1], said.append)
                 if setup.device == "cuda":
                     total = torch.cuda.get_device_properties(0).total_memory
                     torch.cuda.empty_cache()

@@ -19,7 +19,7 @@ from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.data_loader import DataLoader
 from mtkit.training.loop import train
 from mtkit.training.precision import Precision, precisions
-from mtkit.training.precision_choice import LIMIT, measure_ways
+from mtkit.training.precision_choice import LIMIT, measure_precisions
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.processes import together
@@ -73,7 +73,7 @@ def model_of(recipe: Recipe, prepared: Prepared) -> Network:
 def chosen(prepared: Prepared, recipe: Recipe) -> precision_choice.Faster:
     world = World("cpu")
     batches = DataLoader(recipe, prepared, 1024, world).samples(3)
-    return measure_ways(recipe, model_of(recipe, prepared), batches, world, WAYS)
+    return measure_precisions(recipe, model_of(recipe, prepared), batches, world, WAYS)
 
 
 @pytest.mark.parametrize(("faster", "slower"), [NAMES, NAMES[::-1]])
@@ -220,7 +220,7 @@ def test_measuring_leaves_every_model_as_it_is(
     model = model_of(recipe, prepared)
     before, random = {key: value.clone() for key, value in model.state_dict().items()}, torch.get_rng_state()
     batches = DataLoader(recipe, prepared, 1024, World("cpu")).samples(3)
-    assert measure_ways(recipe, model, batches, World("cpu"), WAYS).updates == 1
+    assert measure_precisions(recipe, model, batches, World("cpu"), WAYS).updates == 1
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
@@ -238,7 +238,7 @@ def measured_here(folder: Path, seconds: list[dict[str, float]]) -> str:
 
         Updater.run, precision_choice.monotonic = timed, lambda: now  # type: ignore[assignment, method-assign]
         batches = DataLoader(recipe, prepared, 1024, world).samples(3)
-        return str(measure_ways(recipe, model_of(recipe, prepared), batches, world, WAYS))
+        return str(measure_precisions(recipe, model_of(recipe, prepared), batches, world, WAYS))
 
 
 def test_processes_agree_by_the_slowest_of_them(prepared: Prepared) -> None:
@@ -269,7 +269,7 @@ def test_kernels_on_a_gpu_are_chosen_once(
         measured.append([str(way) for way in given[-1]])
         return precision_choice.Faster(faster, "other", 1.5, 4)
 
-    monkeypatch.setattr(precision_choice, "measure_ways", measure)
+    monkeypatch.setattr(precision_choice, "measure_precisions", measure)
     monkeypatch.setattr("mtkit.training.precision.has_triton", lambda: True)
     monkeypatch.setattr(precision_choice, "can_resume", lambda _: False)
     monkeypatch.setattr("mtkit.training.precision.best_precision", lambda _: "bfloat16")
@@ -313,6 +313,6 @@ def test_kernels_are_enabled_in_updates_alone(
     monkeypatch.setattr(update, "training_step", watched)
     way = Precision("float32", torch.device("cpu"), kernels=kernels)
     batches = DataLoader(tiny(), prepared, 1024, World("cpu")).samples(3)
-    precision_choice.measure_ways(tiny(), model_of(tiny(), prepared), batches, World("cpu"), [way])
+    precision_choice.measure_precisions(tiny(), model_of(tiny(), prepared), batches, World("cpu"), [way])
     assert set(seen) == {kernels}
     assert not device._kernels_enabled[0]

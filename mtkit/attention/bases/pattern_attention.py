@@ -76,8 +76,8 @@ class HeadGroup:
 
     def start(self, batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
         """An empty cache for its share of rows that are, for all heads, of (heads, width)."""
-        own = {name: (len(self.rows(heads)), width) for name, (heads, width) in shapes.items()}
-        return start_cache(batch_size, hypotheses, like, **own)
+        group_shapes = {name: (len(self.rows(heads)), width) for name, (heads, width) in shapes.items()}
+        return start_cache(batch_size, hypotheses, like, **group_shapes)
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,14 @@ def start_recent(
     return {**state, "past": None}
 
 
-def fade(state: State, kept: Tensor) -> State:
+def fade(state: State, log_share: Tensor) -> State:
     """Multiply the sums by e^kept, (B, G, N, 1)."""
-    kept = kept.transpose(1, 2)
+    log_share = log_share.transpose(1, 2)
     if "top" in state:
-        return {**state, "top": state["top"] + kept}
+        return {**state, "top": state["top"] + log_share}
     if "sums" in state:
-        return {**state, "sums": state["sums"].mul_(kept.exp().unsqueeze(-1))}
-    return {**state, "faded": state["faded"] + kept}
+        return {**state, "sums": state["sums"].mul_(log_share.exp().unsqueeze(-1))}
+    return {**state, "faded": state["faded"] + log_share}
 
 
 def add_recent(state: State, keys: Tensor, values: Tensor, scale: Tensor | None = None) -> State:
@@ -95,8 +95,8 @@ def corrected_next(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: State) 
     """
     held = read_recent(state, torch.cat([q, k.unsqueeze(2)], 2))
     added = beta * (v - held[:, :, -1])
-    own = (q * k.unsqueeze(2)).sum(-1, keepdim=True)
-    return torch.addcmul(held[:, :, :-1], own, added.unsqueeze(2)), add_recent(state, k, added)
+    overlap = (q * k.unsqueeze(2)).sum(-1, keepdim=True)
+    return torch.addcmul(held[:, :, :-1], overlap, added.unsqueeze(2)), add_recent(state, k, added)
 
 
 def fixed_recent(state: State, *, scaled: bool = False) -> State:
@@ -155,9 +155,9 @@ def _summed_up(state: State, scaled: bool) -> State:
         keys = keys.nan_to_num(0.0, 0.0, 0.0)  # another hypothesis's
     sums = keys.mT @ values  # (B, N, G, M, V), or N = 1 if all hypotheses have the same
     if past is not None:
-        before = _of_ancestors(past["shared"]["sums"], past["ancestor"])
-        sums = sums.expand_as(before).contiguous()
-        sums.add_(before) if of_past is None else sums.addcmul_(before, of_past.transpose(1, 2).unsqueeze(-1))
+        past_sums = _of_ancestors(past["shared"]["sums"], past["ancestor"])
+        sums = sums.expand_as(past_sums).contiguous()
+        sums.add_(past_sums) if of_past is None else sums.addcmul_(past_sums, of_past.transpose(1, 2).unsqueeze(-1))
     shared = {"sums": sums}
     if "faded" in state:
         faded = state["faded"]

@@ -34,9 +34,9 @@ from mtkit.attention.states import counted
 class Pairs(NamedTuple):
     """Queries and the keys they may see: (B, T) and (B, S) in a forward pass.
 
-    A step has the same layout. In the decoder role each of the B*N hypotheses is a segment with one query, so that B
-    stands for B*N and T for 1; in the cross role, and where hypotheses share their past (`shared_past`), the N
-    hypotheses are the queries of their segment.
+    A step has the same layout. In the decoder role each of the B*N hypotheses is a segment with one query, so B
+    is B*N and T is 1; in the cross role, and if hypotheses share their past (`shared_past`), the N hypotheses are the
+    queries of their segment.
     """
 
     q: Tensor

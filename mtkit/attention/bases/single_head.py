@@ -106,7 +106,7 @@ class SingleHead(QueryBlocks):
         return visible.sum(-1, keepdim=True).clamp(min=1).to(upcast(pairs.q).dtype)
 
     def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
-        """Return q . k / sqrt(K) + b, with the number of visible keys in place of sqrt(K) if there is no softmax."""
+        """Return q . k / sqrt(K) + b, with the number of visible keys instead of sqrt(K) if there is no softmax."""
         if self.activation == "softmax":
             scores = upcast(self.scores(pairs))
         else:

@@ -24,7 +24,7 @@ TOGETHER = 8
 
 
 class BlockChoice(NamedTuple):
-    """How blocks of `size` tokens are selected by the weights of compressed blocks, which are `spans`."""
+    """The rule that selects blocks of `size` tokens by the weights of compressed blocks, which are `spans`."""
 
     spans: Spans
     size: int
@@ -39,12 +39,12 @@ class BlockChoice(NamedTuple):
         """
         block = torch.arange(importance.shape[-1], device=importance.device)
         if position is not None:
-            own = position // self.size
-            near = torch.cat([own * 0, own - 1, own + 1], -1).clamp(0, len(block) - 1)
+            query_block = position // self.size
+            near = torch.cat([query_block * 0, query_block - 1, query_block + 1], -1).clamp(0, len(block) - 1)
             importance = importance.scatter(-1, near.expand(*importance.shape[:-1], -1), FORCED)
-            importance.scatter_(-1, own.expand(*importance.shape[:-1], -1), float("inf"))
+            importance.scatter_(-1, query_block.expand(*importance.shape[:-1], -1), float("inf"))
             if self.causal:
-                importance.masked_fill_(block > own, float("-inf"))
+                importance.masked_fill_(block > query_block, float("-inf"))
         if lengths is not None:
             importance = importance.masked_fill(block * self.size >= lengths.view(-1, 1, 1, 1), float("-inf"))
         return best_blocks(importance, self.selected)

@@ -20,7 +20,7 @@ KEYS_TOGETHER = 64
 
 
 class How(NamedTuple):
-    """What the loops get in addition to tensors."""
+    """Arguments of the loops other than tensors."""
 
     spans: tuple[int, int, int, int]
     """Size and stride of compressed blocks, the stride 0 if queries see all; strides per block of tokens, and per

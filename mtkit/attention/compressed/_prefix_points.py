@@ -49,11 +49,11 @@ def read_points(
         q, k, v = (upcast(x).squeeze(0) for x in sequences)
         points, keys, values = (upcast(x).squeeze(0) for x in constants)
         noise = seeded_dropout(dropout, seed + part.positions.start, q.device) if dropout else None
-        recomputing = torch.is_grad_enabled() and not part.whole  # the backward pass needs no output
+        recomputing = torch.is_grad_enabled() and not part.is_whole  # the backward pass needs no output
         earlier = [x.squeeze(0) for x in state]
         heads, state_after = _read(q, k @ points.unsqueeze(1).mT, v, keys, values, earlier, noise, recomputing)
         # in the layout of the layer's output, which saves a copy
-        return heads.permute(1, 2, 0, 3).flatten(2).unsqueeze(0), [] if part.whole else [
+        return heads.permute(1, 2, 0, 3).flatten(2).unsqueeze(0), [] if part.is_whole else [
             x.unsqueeze(0) for x in state_after
         ]
 

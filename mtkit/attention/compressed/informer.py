@@ -8,7 +8,7 @@ Of T queries the u = c ceil(ln T) with the largest M are active, with y_i = soft
 c ceil(ln S); both are at least 1. For all other queries y_i is the mean of V.
 Departures: keys are sampled without repeats: the keys are cut into U stretches of equal length, and one is drawn from
 each. The draw is a hash of head, query and slot, the same in training, evaluation and decoding and in any batch; the
-paper draws anew in every pass. The mean in M is over the sample; the authors' code divides by S. Only real tokens are
+paper draws again in every pass. The mean in M is over the sample; the authors' code divides by S. Only real tokens are
 ranked, sampled and averaged.
 In the decoder the paper ranks over the whole sequence and samples later keys. Here (an extension) a query samples keys
 up to its own position, is active if fewer than c ceil(ln(i + 1)) earlier queries have a larger M, and otherwise gets

@@ -4,7 +4,7 @@ Paper: Ma, Kong, Wang, Zhou, May, Ma and Zettlemoyer, "Luna: Linear Unified Nest
 arXiv 2106.01540, sections 3.1 to 3.3. In the encoder role, with memory P (l, D):
     Y_P = softmax(P X^T / sqrt(K)) X,  P <- LN(P + Y_P),  Y_X = softmax(X Y_P^T / sqrt(K)) Y_P,
 each factor under its projection. The cross role packs the source instead of X; the targets only unpack. In the decoder
-role P is fixed, so that no token changes another one's memory. With the activation omega in place of a softmax over
+role P is fixed, so that no token changes another one's memory. With the activation omega instead of a softmax over
 time,
     a_t = omega(x_t P^T / sqrt(K)),  w_t = softmax_l(x_t sum_{j<=t} x_j a_j^T / (t sqrt(K))),
     y_t = w_t sum_{j<=t} a_j x_j^T / t.
@@ -267,7 +267,7 @@ class Luna(HeadAttention):
             now = share[part.positions]
             noise = seeded_dropout(dropout, seed + part.positions.start + share.numel() * part.streams.start, q.device)
             a = noise(self._activations(context, *constants))
-            if part.whole:
+            if part.is_whole:
                 weights = noise(triangle_products(q * (self.scale * now), k, a).softmax(-1))
                 return triangle_products(weights, a, v) * now, []
             scores, keys = prefix_products(q * (self.scale * now), k, a, state[0])

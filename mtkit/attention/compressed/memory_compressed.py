@@ -44,8 +44,8 @@ class MemoryCompressed(HeadAttention):
     """Softmax attention to blocks of tokens, each compressed to one key and value by a learned convolution.
 
     factor: tokens per block, the convolution's kernel and stride. first: what every query of the decoder role sees
-    besides blocks, the first token ("token") or a learned pair ("null"). groups: whether the convolution mixes the
-    channels of each head ("heads") or of all heads ("full").
+    in addition to blocks, the first token ("token") or a learned pair ("null"). groups: whether the convolution mixes
+    the channels of each head ("heads") or of all heads ("full").
     """
 
     roles = published = frozenset({"encoder", "decoder", "cross"})

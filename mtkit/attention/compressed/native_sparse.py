@@ -10,9 +10,9 @@ one and the one before are always among them. Window: the last `window` tokens, 
 Departures: the encoder role (all blocks are visible, the window extends to both sides, the block after the own one is
 always selected) and the cross role (without a window; no block is always selected) are extensions. Of equally important
 blocks the earlier one is taken. The default compression is the mean, as in flash-linear-attention; the paper's network
-(`compress` = mlp) has about 2 (`block` K)² weights per layer. Its form is that of lucidrains' code, as are the gates'
-first values; the paper states neither. The paper's sizes (`selected` 16, `window` 512) are for contexts of 64k tokens.
-Rotary positions turn the keys of selected blocks and the window only.
+(`compress` = mlp) has about 2 (`block` K)² weights per layer. Its form and the gates' initial values are from
+lucidrains' code; the paper states neither. The paper's sizes (`selected` 16, `window` 512) are for contexts of 64k
+tokens. Rotary positions turn the keys of selected blocks and the window only.
 Cost: O(T (T/d + n l + w)) time and O(T) memory. A step costs O(t/d + n l + w) and keeps all keys and values of selected
 blocks. The choice has no gradient; compressed keys learn through their own branch.
 """
@@ -126,7 +126,7 @@ class NativeSparse(HeadAttention):
 
     @property
     def _copies(self) -> dict[str, str]:
-        """The projections of the other branches, and those of selected blocks, which are `full`'s."""
+        """The names of each branch's own projections, and the projections of selected blocks, which `full` has too."""
         branches = [branch for branch in self.branches if branch != "selected"]
         return {f"{branch}_{name}": name for branch in branches for name in ("k_proj", "v_proj")}
 
@@ -151,12 +151,12 @@ class NativeSparse(HeadAttention):
         query, valid = inputs.query, inputs.context_valid
         how: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout}
         k, v = self.keys_values(inputs.context)
-        plain, q = self._both_queries(query)
+        unrotated, q = self._both_queries(query)
         q = q.type_as(v)
         keys, values = self._compressed(inputs.context)
         if k.shape[2] > self.selected * self.size:
             over: dict[str, Any] = {"length": k.shape[2], "self_role": inputs.memory is None, "valid": valid}
-            compressed, chosen = attend_and_choose(plain, keys, values, self.choice, **how, **over)
+            compressed, chosen = attend_and_choose(unrotated, keys, values, self.choice, **how, **over)
             chosen = replay_choice(chosen, -(-k.shape[2] // self.size) + 1)
             how |= {"causal": self.site.causal, "valid": valid}
             selected = attend_chosen(q, k.type_as(v), v, chosen, self.size, near=self._forced, **how)
@@ -164,7 +164,7 @@ class NativeSparse(HeadAttention):
             compressed = torch.zeros_like(q)
             if keys.shape[2]:
                 seen = self._seen(inputs, keys.shape[2])
-                compressed, _ = attend(plain.type_as(values), keys.type_as(values), values, valid=seen, **how)
+                compressed, _ = attend(unrotated.type_as(values), keys.type_as(values), values, valid=seen, **how)
             how |= {"causal": self.site.causal, "valid": valid}
             selected, _ = attend(q, k.type_as(v), v, **how)
         outputs = [compressed, selected]
@@ -185,8 +185,8 @@ class NativeSparse(HeadAttention):
     def _both_queries(self, query: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return queries (B, H, T, K) for compressed blocks, in float32 at least and not rotated, and rotated ones."""
         with torch.autocast(query.device.type, enabled=False):
-            plain = self.projection.queries(self.q_proj(query.type_as(self.q_proj.weight)))
-        return upcast(plain), self._rotated(plain, position)
+            unrotated = self.projection.queries(self.q_proj(query.type_as(self.q_proj.weight)))
+        return upcast(unrotated), self._rotated(unrotated, position)
 
     def _compressed_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys (B, G, T, K), in float32 at least, and values (B, G, T, V) to compress; not rotated."""
@@ -353,12 +353,14 @@ class NativeSparse(HeadAttention):
     def _literal_selection(self, i: int, length: int, weights: list[float]) -> list[int]:
         """Return the selected tokens of query i from the weights of the compressed blocks."""
         inside, of_block = self.size // self.spans.stride, self.spans.size // self.spans.stride
-        own = i // self.size if self.site.role != "cross" else -9
+        query_block = i // self.size if self.site.role != "cross" else -9
         blocks = [range(start, min(start + self.size, length)) for start in range(0, length, self.size)]
         ranks = []
-        for number in range(min(own + 1, len(blocks)) if self.site.causal else len(blocks)):
+        for number in range(min(query_block + 1, len(blocks)) if self.site.causal else len(blocks)):
             inner = [inside * number + m - n for m in range(inside) for n in range(of_block)]
-            forced = number in (0, own - 1, own + 1) and own >= 0
-            ranks.append((number != own, not forced, -sum(weights[m] for m in inner if 0 <= m < len(weights)), number))
+            forced = number in (0, query_block - 1, query_block + 1) and query_block >= 0
+            ranks.append(
+                (number != query_block, not forced, -sum(weights[m] for m in inner if 0 <= m < len(weights)), number)
+            )
         chosen = [blocks[rank[-1]] for rank in sorted(ranks)[: self.selected]]
         return [j for block in chosen for j in block if j <= i or not self.site.causal]

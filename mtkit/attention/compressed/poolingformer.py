@@ -3,9 +3,9 @@
 Paper: Zhang, Gong, Shen, Li, Lv, Duan and Chen, "Poolingformer: Long Document Modeling with Pooling Attention", ICML
 2021, arXiv 2105.04371, section 3. The first level gives Y, attention within a sliding window; the second level has its
 own projections (`pooled`), reads only Y and gives Z; the result is Y + Z.
-Departures: windows are given as a radius on each side. A span is seen if all of it lies in the wider window. Spans pool
+Departures: windows are given as a radius on each side. A span is seen if all of it is in the wider window. Spans pool
 real tokens only. ldconv weighs the tokens of a span by a linear map of its middle token, here without a bias and
-starting at zero, which is the mean; if the middle lies beyond the end, ldconv takes the mean of the span's tokens. The
+starting at zero, which is the mean; if the middle is beyond the end, ldconv takes the mean of the span's tokens. The
 decoder role is an extension: windows end at the query's own position, a span is seen from its last position on, and a
 query that sees none has Z = 0 before the second output projection. The paper's layers without the second level are
 `band`. Relative positions apply to the first level only; each other slot applies to both levels, with its own weights.

@@ -76,7 +76,7 @@ class Reformer(HeadAttention):
         if lsh_buckets > 1 and lsh_buckets % 2:
             raise refused("lsh_buckets", lsh_buckets, "be 1 or even")
         if across_buckets and site.causal:
-            rule = "be false in the decoder, where later tokens would move its chunks"
+            rule = "be false in the decoder: later tokens would move its chunks"
             raise refused("across_buckets", across_buckets, rule)
         self.lsh_buckets, self.chunk, self.rounds = lsh_buckets, chunk, rounds
         self.across_buckets = not site.causal if across_buckets is None else across_buckets
@@ -247,16 +247,20 @@ class SortedChunks:
         streams, length = order.shape
         # if chunks begin with buckets, they begin inside blocks: shorter blocks then read fewer unseen keys
         self.block = min(chunk if across or chunk % 2 else chunk // 2, length)
-        self.each = -(-length // self.block)
-        self.before = self.block * min(-(-(chunk if across else 2 * chunk) // self.block), self.each - 1)
-        self._behind = self.block * min(0 if across or causal else -(-chunk // self.block), self.each - 1)
-        self._rest, self._across, self._causal = self.each * self.block - length, across, causal
-        self.width = self.before + self.block + self._behind
+        self.stream_blocks = -(-length // self.block)
+        self.positions_before = self.block * min(
+            -(-(chunk if across else 2 * chunk) // self.block), self.stream_blocks - 1
+        )
+        self._positions_after = self.block * min(
+            0 if across or causal else -(-chunk // self.block), self.stream_blocks - 1
+        )
+        self._rest, self._across, self._causal = self.stream_blocks * self.block - length, across, causal
+        self.width = self.positions_before + self.block + self._positions_after
         stream = torch.arange(streams, device=order.device).unsqueeze(-1)
         self.keys = self._keys(rows.gather(-1, order), rows.numel())
-        self.place = place + stream * (self.each * self.block)
+        self.place = place + stream * (self.stream_blocks * self.block)
         stream_of_key = self._windows(self._keys(stream.expand_as(order), -1))
-        elsewhere = stream_of_key != stream.repeat_interleave(self.each, 0).unsqueeze(-1)
+        elsewhere = stream_of_key != stream.repeat_interleave(self.stream_blocks, 0).unsqueeze(-1)
         # odd numbers for queries, even ones for keys: the own chunk and the one before are both one step away
         numbers = (2 * STEP) * chunks.gather(-1, order.expand_as(chunks)).float()
         pairs = [(self._queries(x - STEP), self._windows(self._keys(x, 0))) for x in numbers]
@@ -276,7 +280,7 @@ class SortedChunks:
         else:
             i, j = (x[blocks] for x in self._own)
             _limit(scores, i - j, near=True)
-        own_block = scores[..., self.before : self.before + self.block]
+        own_block = scores[..., self.positions_before : self.positions_before + self.block]
         if self._causal:
             own_block += self._future
         else:
@@ -290,7 +294,11 @@ class SortedChunks:
 
     def _keys(self, x: Tensor, nothing: int) -> Tensor:
         """Pad and flatten (N, T) to (places,)."""
-        return F.pad(F.pad(x, (0, self._rest), value=nothing).flatten(), (self.before, self._behind), value=nothing)
+        return F.pad(
+            F.pad(x, (0, self._rest), value=nothing).flatten(),
+            (self.positions_before, self._positions_after),
+            value=nothing,
+        )
 
     def _windows(self, keys: Tensor) -> Tensor:
         """Unfold (places,) to (blocks, 1, L)."""

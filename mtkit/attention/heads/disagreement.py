@@ -2,7 +2,7 @@
 
 Paper: Li, Tu, Yang, Lyu and Zhang, "Multi-Head Attention with Disagreement Regularization", EMNLP 2018,
 arXiv 1810.10183, equations 5 to 7.
-Departures: means per real token and over the layers of a role, where the paper has sums: cosines lie in [-1, 1], the
+Departures: means per real token and over the layers of a role, not sums as in the paper: cosines lie in [-1, 1], the
 overlap of positions in [0, 1], whatever the length. Pairs of a head with itself count, as in the paper's equations.
 Cost: O(T D) on top of the attention, because the sum over all pairs is |sum of heads|^2; `position` needs the attention
 weights, O(T S). Nothing at inference.

@@ -1,7 +1,7 @@
 """Gated heads: a sigmoid gate, computed from the query, multiplies the outputs of the heads before `out_proj`.
 
 Paper: Qiu et al., "Gated Attention for Large Language Models: Non-linearity, Sparsity, and Attention-Sink-Free", 2025,
-arXiv 2505.06708, gate G1: o' = o * sigmoid(W_g x + b), where x is the layer's query input, after its norm in a pre-norm
+arXiv 2505.06708, gate G1: o' = o * sigmoid(W_g x + b); x is the layer's query input, after its norm in a pre-norm
 model. The equation was checked against the authors' code, not against the paper's text.
 Departures: the gate has a bias, `gate_bias` at the start; the authors' has none. The encoder and cross roles are
 extensions. Nodes with queries of their own, as the relay of `star`, have gates from the vectors of these queries.

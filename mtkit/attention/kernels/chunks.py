@@ -3,7 +3,7 @@
 Attention inside groups of positions, given the group of every query and key: in chunks, or over chosen keys.
 
 Shapes: q (B, H, T, K), k (B, H, S, K), v (B, H, S, V), groups (B, H, T) and (B, H, S); padding has the group `groups`
-or a larger one, which stands for none.
+or a larger one, which means none.
 """
 
 import math
@@ -35,7 +35,7 @@ class GroupedBlocks(NamedTuple):
     """Positions laid out group by group in blocks of one size; each group starts a new block."""
 
     slot: Tensor
-    """(..., T): where each position lies in the blocks; 0 for those left out."""
+    """(..., T): the place of each position in the blocks; 0 for positions that are left out."""
     members: Tensor
     """(..., blocks, size): the position in each place, 0 in an empty place."""
     filled: Tensor
@@ -175,7 +175,7 @@ def attend_in_chunks(
 
     The keys of a group, in order of position, are cut into chunks. A query sees the chunk of the last key of its group
     at or before its own position, the chunk before and, unless `causal`, the chunk after. A query without any such key
-    sees itself alone. With `shared` (one group and one vector for query and key) a query sees its own key only where it
+    sees only itself. With `shared` (one group and one vector for query and key) a query sees its own key only if it
     sees no other.
     """
     if q.shape[2] ** 2 <= 3 * window * (q.shape[2] + groups * window):  # blocks would hold more pairs than there are
@@ -248,7 +248,7 @@ def attend_to_chosen(
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention of each query over the keys chosen for its group: outputs (B, H, T, V), zero where there are none.
+    """Attention of each query over the keys chosen for its group: outputs (B, H, T, V), zero if there are none.
 
     key_position (B, H, groups, w), with a mask of existing positions. Queries are computed in blocks of `window`, or
     all at once.
@@ -284,10 +284,10 @@ def attend_chosen_to_chosen(
 def attend_beside(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, *, scale: float, dropout: float = 0.0
 ) -> Tensor:
-    """Outputs (B, H, blocks, t, V) of the queries of each block over the keys beside it; zero without a key.
+    """Outputs (B, H, blocks, t, V) of the queries of each block over the keys next to it; zero without a key.
 
     q (B, H, blocks, t, K), k (B, H, blocks, s, K), v (B, H, blocks, s, V); visible broadcasts to (B, H, blocks, t, s),
-    None where all are.
+    None if all keys are visible.
     """
     leading = q.shape[:2]
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))

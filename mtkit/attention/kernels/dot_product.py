@@ -31,8 +31,8 @@ def supports_cached(*tensors: Tensor) -> bool:
 
     It is no operation of PyTorch: under a `TorchDispatchMode`, which counts operations, it supports nothing.
     """
-    plain = all(x.dtype == torch.float32 and x.device.type == "cpu" and not x.requires_grad for x in tensors)
-    return plain and torch._C._len_torch_dispatch_stack() == 0
+    supported = all(x.dtype == torch.float32 and x.device.type == "cpu" and not x.requires_grad for x in tensors)
+    return supported and torch._C._len_torch_dispatch_stack() == 0
 
 
 def cached_is_faster(q: Tensor, keys: Tensor, hidden: int = 1) -> bool:
@@ -97,11 +97,11 @@ def attend(
     """The heads' outputs (B, H, T, V), and on request the weights (B, H, T, S).
 
     q (B, H, T, K), k (B, G, S, K), v (B, G', S, V) where G and G' divide H; valid (B, S), or which keys each query may
-    see, (B, T, S). Causal queries and keys have the same positions. Padding is on the right, so that the triangle alone
-    hides it from every real query.
+    see, (B, T, S). Causal queries and keys have the same positions. Padding is on the right, so the causal mask
+    already hides it from every real query.
     """
     by_query = valid is not None and valid.dim() == 3
-    # in inference mode alone: a pass that is run again with gradients must be the same to the last digit
+    # only in inference mode: a pass that is run again with gradients must be the same to the last digit
     few = k.shape[2] <= FEW and torch.is_inference_mode_enabled() and torch.get_num_threads() == 1
     if few and is_plain(positions) and supports_cached(q, k, v) and not (causal or dropout or need_weights):
         visible = None if valid is None else valid.unsqueeze(2) if by_query else valid[:, None, None]

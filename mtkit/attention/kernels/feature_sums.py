@@ -6,8 +6,8 @@ every prefix (in parts), or token by token. The scores of all pairs are never he
 
 S and z are one tensor, "sums" (B, G, M, V + 1), for M features: z is the sum over values that are one. Groups of
 neighbouring heads may share keys and values (G of H). A hidden key has zero features, a scale of `nowhere`, or neither
-a value nor a one. A zero key or value alone would not hide it, because phi(0) is not zero and z would still count it.
-Sums are in float32 at least, also under autocast: counts in bfloat16 stop at 256.
+a value nor a one. A zero key would not be hidden, because phi(0) is not zero, nor would a zero value, because z counts
+its one. Sums are in float32 at least, also under autocast: counts in bfloat16 stop at 256.
 
 Exponential features would overflow. They have a log scale c_j per key, phi(k_j) = features_j e^c_j, and all sums are
 relative to the largest scale of the visible keys. In the decoder that is the running maximum C_i = max of c_j over
@@ -122,7 +122,7 @@ def attend_causal(
             return normalised(total, eps, least).view(*q.shape[:-1], -1)
 
         if not gated and scale is None:
-            if part.whole:
+            if part.is_whole:
                 return made(triangle_products(phi_q, phi_k, v1)), []
             total, sums = prefix_products(phi_q, phi_k, v1, state[0])
             return made(total), [sums]
@@ -135,7 +135,7 @@ def attend_causal(
         top = state[1] if scale.requires_grad else state[1].detach()
         tops = torch.maximum(scale.cummax(1).values, top)  # what each row is relative to
         pairs = _pairs(scale, tops, q.shape[1])
-        if part.whole:
+        if part.is_whole:
             return made(triangle_products(phi_q, phi_k, v1, pairs)), []
         total, sums = prefix_products(phi_q, phi_k, v1, state[0], _factors(scale, top, tops, pairs))
         return made(total), [sums, (tops + faded)[:, -1:]]

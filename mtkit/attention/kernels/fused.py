@@ -138,15 +138,15 @@ def padding_bias(valid: Tensor, dtype: torch.dtype) -> Tensor:
     All layers that read the same padding share one, made by the first of them: to make it takes a GPU longer than to
     read it.
     """
-    made, *state, bias = _latest
+    latest_valid, *state, bias = _latest
     # a CUDA graph would read the result of another one, and a tensor of inference mode does not know its changes
-    kept = not (valid.is_inference() or (valid.is_cuda and torch.cuda.is_current_stream_capturing()))
-    if kept and made() is valid and state == [valid._version, dtype]:
+    reusable = not (valid.is_inference() or (valid.is_cuda and torch.cuda.is_current_stream_capturing()))
+    if reusable and latest_valid() is valid and state == [valid._version, dtype]:
         return bias
     length = valid.shape[1]
     bias = torch.full((len(valid), 1, 1, -(-length // ALIGNED) * ALIGNED), -torch.inf, dtype=dtype, device=valid.device)
     bias = bias[..., :length].masked_fill_(valid[:, None, None], 0.0)
-    if kept:
+    if reusable:
         _latest[:] = ref(valid), valid._version, dtype, bias
     return bias
 

@@ -105,7 +105,7 @@ class GridLayout:
         return x[:, :, :, : self.width].flatten(2, 3)[:, :, : self.length]
 
     def lists(self, causal: bool, device: torch.device) -> Lists:
-        """The keys beside each rectangle; label 0 if a query sees one, else 1."""
+        """The keys next to each rectangle; label 0 if a query sees one, else 1."""
         (high, wide), rows, (above, beside) = self.shape, self.grid.block[0], self.grid.margin
         top, left = torch.arange(self.down, device=device) * high, torch.arange(self.across, device=device) * wide
         i = _positions(_span(top, high), _span(left, wide), self.width)

@@ -31,7 +31,7 @@ class Lists:
 
     The list of a block may hold a place twice, but a query sees it at most once.
 
-    labels (blocks, c, L): a label one past the last of those that have a score hides the key from the query. Where none
+    labels (blocks, c, L): the label after the last one with a score hides the key from the query. Where none
     has, 0 shows a key and 1 hides it.
     """
 

@@ -187,14 +187,14 @@ class WindowLayout:
         return first, (shortest // self.dilation - self.ahead) // self.block
 
     def streams(self, x: Tensor) -> Tensor:
-        """(B, H, T, K) to (B, H, streams, T / streams, K), a view where nothing is missing at the end."""
+        """(B, H, T, K) to (B, H, streams, T / streams, K), a view if nothing is missing at the end."""
         rest = self.stream * self.dilation - x.shape[2]
         padded = F.pad(x, (0, 0, 0, rest)) if rest else x
         return padded.unflatten(2, (self.stream, self.dilation)).transpose(2, 3)
 
     def window(self, streams: Tensor, first: int, last: int) -> Tensor:
         """The windows (B, G, streams, last - first, L, K) for blocks `first` to `last` of streams."""
-        return window(streams, first, last, step=self.block, width=self.width, before=self.back)
+        return window(streams, first, last, step=self.block, width=self.width, zeros_before=self.back)
 
     def _queries(self, q: Tensor) -> Tensor:
         rest = self.blocks * self.block - self.stream
@@ -203,8 +203,10 @@ class WindowLayout:
 
     def _windows(self, x: Tensor, spans: list[tuple[int, int]]) -> tuple[Tensor, ...]:
         """The windows of each span of blocks, views (B, G, streams, last - first, L, K) of (B, G, T, K)."""
-        behind = self.blocks * self.block - self.stream + self.ahead
-        return windows(self.streams(x), spans, step=self.block, width=self.width, before=self.back, behind=behind)
+        zeros_after = self.blocks * self.block - self.stream + self.ahead
+        return windows(
+            self.streams(x), spans, step=self.block, width=self.width, zeros_before=self.back, zeros_after=zeros_after
+        )
 
     def with_columns(self, x: Tensor, windows: Tensor) -> Tensor:
         """The columns, of x (B, G, T, K), before the keys of windows (B, G, streams, blocks, L, K)."""
@@ -261,13 +263,13 @@ class CombLayout:
         return outputs[0][:, :, 0, 0]
 
 
-def window(x: Tensor, first: int, last: int, *, step: int, width: int, before: int) -> Tensor:
+def window(x: Tensor, first: int, last: int, *, step: int, width: int, zeros_before: int) -> Tensor:
     """Windows `first` to `last`, (..., last - first, width, K), of x (..., T, K).
 
-    Window i begins `step` i places into x after `before` zeros, and continues in zeros. Windows are views, which
+    Window i begins `step` i places into x after `zeros_before` zeros, and continues in zeros. Windows are views, which
     are not to be written to.
     """
-    start = first * step - before
+    start = first * step - zeros_before
     end, length = start + (last - first - 1) * step + width, x.shape[-2]
     inside = x[..., max(start, 0) : min(end, length), :]
     if start < 0 or end > length:
@@ -294,33 +296,33 @@ def add_windows(total: Tensor, rows: Tensor, first: int, step: int) -> None:
 
 
 def windows(
-    x: Tensor, spans: list[tuple[int, int]], *, step: int, width: int, before: int, behind: int
+    x: Tensor, spans: list[tuple[int, int]], *, step: int, width: int, zeros_before: int, zeros_after: int
 ) -> tuple[Tensor, ...]:
     """The windows (..., last - first, width, K) of each span (first, last), of x (..., T, K), for autograd.
 
-    Spans follow one another from 0 on; the last window ends `behind` zeros after x. Windows are not to be written to.
+    Spans follow one another from 0 on; the last window ends `zeros_after` zeros after x. Windows are read-only.
     """
-    if width == step and not before:  # these do not overlap
-        padded = F.pad(x, (0, 0, 0, behind)) if behind else x
+    if width == step and not zeros_before:  # these do not overlap
+        padded = F.pad(x, (0, 0, 0, zeros_after)) if zeros_after else x
         return padded.unflatten(-2, (-1, step)).split([last - first for first, last in spans], -3)
-    views: tuple[Tensor, ...] = _Windows.apply(x, spans, step, width, before)  # type: ignore[no-untyped-call]
+    views: tuple[Tensor, ...] = _Windows.apply(x, spans, step, width, zeros_before)  # type: ignore[no-untyped-call]
     return views
 
 
 class _Windows(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, spans: list[tuple[int, int]], step: int, width: int, before: int
+        ctx: Any, x: Tensor, spans: list[tuple[int, int]], step: int, width: int, zeros_before: int
     ) -> tuple[Tensor, ...]:
-        ctx.spans, ctx.step, ctx.width, ctx.before, ctx.shape = spans, step, width, before, x.shape
-        return tuple(window(x, *span, step=step, width=width, before=before) for span in spans)
+        ctx.spans, ctx.step, ctx.width, ctx.zeros_before, ctx.shape = spans, step, width, zeros_before, x.shape
+        return tuple(window(x, *span, step=step, width=width, zeros_before=zeros_before) for span in spans)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         *leading, length, size = ctx.shape
-        rows = max(room(ctx.spans[-1][1], ctx.step, ctx.width), ctx.before + length)
+        rows = max(room(ctx.spans[-1][1], ctx.step, ctx.width), ctx.zeros_before + length)
         total = gradients[0].new_zeros(*leading, rows, size)  # one, not one for each span
-        for (first, _), own in zip(ctx.spans, gradients, strict=True):
-            add_windows(total, own, first, ctx.step)
-        return total.narrow(-2, ctx.before, length), None, None, None, None
+        for (first, _), gradient in zip(ctx.spans, gradients, strict=True):
+            add_windows(total, gradient, first, ctx.step)
+        return total.narrow(-2, ctx.zeros_before, length), None, None, None, None

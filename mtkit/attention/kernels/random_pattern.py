@@ -66,7 +66,7 @@ class Random(Drawn):
     """`count` keys per query and head: slot s of query i takes key floor(u * candidates) for the hash u.
 
     The candidates are the keys up to the query's own if causal, else the first `lengths` (B,) keys of each segment,
-    possibly of another sequence (the cross role). All are taken if they are no more than the slots; a key
+    possibly of another sequence (the cross role). All are taken if they are at most as many as the slots; a key
     drawn twice counts once.
     """
 

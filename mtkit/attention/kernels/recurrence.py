@@ -22,7 +22,7 @@ class Part(NamedTuple):
 
     streams: slice
     positions: slice
-    whole: bool = False
+    is_whole: bool = False
     """Whether these are all positions: there is nothing before them, and the step need not give a state after them."""
 
 

@@ -92,7 +92,7 @@ class LearnedBias(Protocol):
     """A learned bias on scores, during one pass."""
 
     def add_gradient(self, tile: Tile, d_scores: Tensor) -> Tensor | None:
-        """Add to the gradients of the learned tensors; returns what comes to the gradient of scaled queries, if any."""
+        """Add to the gradients of the learned tensors; returns the part of the scaled queries' gradient, if any."""
 
     def gradients(self) -> Sequence[Tensor]:
         """The gradients of the learned tensors over all tiles."""

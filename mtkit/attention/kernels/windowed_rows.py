@@ -19,15 +19,15 @@ SHORTEST = 1e-6
 
 
 class Layout(Protocol):
-    """Streams of rows in blocks of c, each with a window of L places, which begins `before` places earlier."""
+    """Streams of rows in blocks of c, each with a window of L places that begins `positions_before` places earlier."""
 
     block: int
-    before: int
+    positions_before: int
     width: int
-    each: int
+    stream_blocks: int
     """Blocks of a stream."""
     keys: Tensor
-    """(places,): the row at each place, R if there is none; from `before` on the queries' rows, each once."""
+    """(places,): the row at each place, R if there is none; from `positions_before` on, the rows of queries, once."""
     place: Tensor
     """(N, T): the place of each stream's rows among the queries."""
 
@@ -115,18 +115,22 @@ class _WindowedRows(TileProvider):
         for stream in range(0, streams, several):
             for layout in self.layouts:
                 block, most = layout.block, max(scores_at_once(q.device) // (layout.block * layout.width), 1)
-                start, end = (x * layout.each for x in (stream, min(stream + several, streams)))
+                start, end = (x * layout.stream_blocks for x in (stream, min(stream + several, streams)))
                 for first in range(start, end, most):
                     last = min(first + most, end)
                     places = layout.keys[first * block : (last - 1) * block + layout.width]
-                    queries = places[layout.before : layout.before + (last - first) * block].unflatten(0, (-1, block))
+                    queries = places[
+                        layout.positions_before : layout.positions_before + (last - first) * block
+                    ].unflatten(0, (-1, block))
                     values = _Windows(places.clamp(max=len(q) - 1), layout.width, block)
                     near = k.index_select(0, values.index)
                     length = torch.linalg.vector_norm(near, dim=-1, keepdim=True, dtype=upcast(near).dtype)
                     inverse = length.clamp_(min=SHORTEST).reciprocal_()
                     unit = near * inverse
                     keys = _UnitWindows(values.index, layout.width, block, unit, inverse)
-                    rows = near[layout.before : layout.before + queries.numel()].unflatten(0, (-1, block)) * (1 / LOG2)
+                    rows = near[layout.positions_before : layout.positions_before + queries.numel()].unflatten(
+                        0, (-1, block)
+                    ) * (1 / LOG2)
                     near_k, near_v = keys.windows(unit.type_as(q)), values.of(v)
                     scores = upcast(rows @ near_k.mT)
                     layout.hide(scores, slice(first, last))

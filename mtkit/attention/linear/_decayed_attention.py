@@ -62,7 +62,7 @@ class Heads(Outputs, total=False):
 
 
 class DecayedAttention(HeadAttention):
-    """W_O(n(o) * g(W_g x)), where o reads decayed sums over the prefix, and in the encoder also over the suffix."""
+    """W_O(n(o) * g(W_g x)); o reads decayed sums over the prefix, and in the encoder also over the suffix."""
 
     complexity = "O(T)"
     growth = 1

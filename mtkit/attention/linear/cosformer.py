@@ -2,7 +2,7 @@
 
 Paper: Qin et al., "cosFormer: Rethinking Softmax in Attention", ICLR 2022, arXiv 2202.08791, equations 9 to 14.
 Departures: the horizon M is a constant. The authors' code takes the longest length of the batch, and in the decoder the
-final length, so that an output depends on other segments and on later tokens. Positions beyond M stand at M, so that
+final length, so that an output depends on other segments and on later tokens. Positions beyond M count as M, so that
 no weight is negative; only queries of the cross role can be there. The magnitude of a denominator is at least eps: a
 query whose features vanish has the output zero, and no gradient; elu1 has no such queries. There are no weights, so
 attention dropout acts on the outputs of the heads.

@@ -202,7 +202,7 @@ def read_causal(q: Tensor, writes: Writes, chunk: int, features: Callable[[Tenso
     def step(part: Part, sequences: list[Tensor], _: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         q, k, v, beta = sequences  # (N, R, c, K), (N, c, K): the heads of a group share its memory
         phi_q, phi_k = features(q), features(k)
-        if part.whole:
+        if part.is_whole:
             added = _corrections(phi_k, v, beta)
             return triangle_products(phi_q.flatten(1, 2), phi_k, added).view(*q.shape[:-1], -1), []
         rows, sums = prefix_products(phi_q.flatten(1, 2), phi_k, _corrections(phi_k, v, beta, state[0]), state[0])

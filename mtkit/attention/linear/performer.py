@@ -118,7 +118,7 @@ class Performer(FeatureAttention):
 
     @property
     def state_features(self) -> tuple[int, bool]:
-        """M or 2 M features; all but relu features have a scale."""
+        """M or 2 M features; relu features have no scale, all others have one."""
         keys = self.features_of(self.directions.new_zeros(1, 1, 1, self.directions.shape[1]))
         return keys.features.shape[-1], keys.scale is not None
 

@@ -3,8 +3,8 @@
 Paper: Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State Space
 Duality", ICML 2024, arXiv 2405.21060, section 6 and listing 1.
 Departures: the encoder role is an extension: a second scan from the end with the same parameters and a convolution in
-its direction; the skip and the output gate stand once, and the skip takes the values of the first scan. C, B and X of
-the paper are queries, keys and values. Values are as wide as the model by default; the paper's are twice as wide
+its direction; the skip and the output gate are applied once, and the skip takes the values of the first scan. C, B and
+X of the paper are queries, keys and values. Values are as wide as the model by default; the paper's are twice as wide
 (value_expand 2). Dropout acts on the gated and normalised outputs.
 Cost: O(T (c N + c V + N V)) time per head for chunks of c and states of N channels, O(T) memory. A step reads at
 most 2 N V numbers per head, at any position.

@@ -6,7 +6,7 @@ further numbers: q^R and k^R are rotated (RoFormer), k^R is shared by all heads,
 (q^C . k^C + q^R . k^R) / sqrt(K + R). With `q_rank`, q^C and q^R come from another latent vector. The equations were
 checked against the authors' code (DeepSeek-V3's `inference/model.py`), not against the paper's text.
 Decoding: W_UK is applied to the query and W_UV to the weighted sum, q^C . (W_UK c) = (W_UK^T q^C) . c, so that a step
-reads c and k^R of each token, r + R numbers in place of 2 H K, and never forms keys or values.
+reads c and k^R of each token, r + R numbers instead of 2 H K, and never forms keys or values.
 Departures: all maps have biases, except W_UK, whose bias would cancel. The encoder role is an extension, and so is the
 cross role, in which R is 0, because queries and keys have no common axis. Defaults are smaller than the paper's.
 Cost: O(T S) time; memory is O(T) with the fused kernel, O(T S) if weights are requested. A step costs
@@ -94,11 +94,11 @@ class Latent(HeadAttention):
         """Return q^C (B, H, T, K) and q^R (B, H, T, R) of query (B, T, D) at position (T,)."""
         if self.q_rank is not None:
             query = self.q_norm(self.q_down_proj(query))
-        plain = self.projection.queries(self.q_proj(query) if self.q_rank is None else self.q_up_proj(query))
+        unrotated = self.projection.queries(self.q_proj(query) if self.q_rank is None else self.q_up_proj(query))
         if not self.turned:
-            return plain, plain[..., :0]
-        turned = self.q_rope_proj(query).unflatten(-1, (self.site.heads, self.turned)).transpose(1, 2)
-        return plain, self.rotary.rotate(turned, position)
+            return unrotated, unrotated[..., :0]
+        rotated = self.q_rope_proj(query).unflatten(-1, (self.site.heads, self.turned)).transpose(1, 2)
+        return unrotated, self.rotary.rotate(rotated, position)
 
     def turned_keys(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Return k^R (B, S, R) of tokens (B, S, D) at position (S,)."""

@@ -28,8 +28,8 @@ from mtkit.attention.slots import combining
 class LowRankBand(HeadAttention):
     """Softmax attention of low-rank heads over all keys, and of other heads over a band.
 
-    rank: width of the queries and keys of a low-rank head. band: tokens that a band head sees on each side besides the
-    query's own (in the decoder role, before it). band_heads: number of band heads, the last ones.
+    rank: width of the queries and keys of a low-rank head. band: tokens that a band head sees on each side of the query
+    (in the decoder role, before it), in addition to the query's own. band_heads: number of band heads, the last ones.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})

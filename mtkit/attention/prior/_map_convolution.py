@@ -162,7 +162,7 @@ class ConvolvedMaps(ScoreAttention):
         return convolved if len(convolved) == len(pairs.q) else by_hypotheses(convolved, pairs.hypotheses)
 
     def _hidden(self, pairs: Pairs) -> Tensor | None:
-        """Return where the map is zero: at masked scores and, if the kernel reads later rows, at padded rows."""
+        """Return the map's zeros: at masked scores and, if the kernel reads later rows, at padded rows."""
         visible = pairs.visible
         if visible is None:
             return None

@@ -317,5 +317,5 @@ def _by_head(site: Site, offsets: int | str | Sequence[int] | None) -> list[int]
     if not 1 <= len(cycle) <= site.heads:
         raise refused("offsets", offsets, f"have one value for each of the {site.heads} heads, or fewer, which repeat")
     if site.causal and max(cycle) > 0:
-        raise refused("offsets", offsets, "be at most 0 in the decoder role, where later tokens are not seen")
+        raise refused("offsets", offsets, "be at most 0 in the decoder role: later tokens are not seen")
     return [cycle[head % len(cycle)] for head in range(site.heads)]

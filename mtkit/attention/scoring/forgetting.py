@@ -59,7 +59,7 @@ class Forgetting(NormedHeads):
             return F.logsigmoid(F.linear(upcast(tokens), upcast(weight), upcast(bias)))
 
     def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
-        """Return the scores plus c_i - c_j, where c sums log f up to a token; with the sign changed if j > i."""
+        """Return the scores plus c_i - c_j, c being the sum of log f up to a token; with the sign changed if j > i."""
         sums = pairs.columns["log_gates"].squeeze(-1).double().cumsum(-1)  # (B, H, S)
         log_share = sums.index_select(-1, pairs.query_position).unsqueeze(-1) - sums.unsqueeze(-2)  # (B, H, T, S)
         scores = upcast(self.scores(pairs))

@@ -6,8 +6,8 @@ arXiv 1912.11637. A query sees the visible keys whose scores are at least its k-
 visible. A draft of Zhao et al. and the code of Gupta et al. were at hand.
 Departures: keys that tie for the k-th place are all seen, as in Zhao et al.'s equation and code; Gupta et al. keep
 exactly k. Scores are chosen by with their bias of positions. k is a number of keys; Zhao et al.'s code can also take a
-share of the padded length, with which padding would change results. The backward pass computes scores again, where
-Gupta et al. keep the k best.
+share of the padded length, with which padding would change results. The backward pass computes scores again;
+Gupta et al. store the k best.
 Cost: O(T S) time. Memory is O(T), because scores are computed for some of the queries at a time, or O(T S) if weights
 are requested. A step costs O(t).
 

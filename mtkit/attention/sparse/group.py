@@ -84,11 +84,11 @@ class Group(ProductAttention):
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same for the newest token of each hypothesis, whose sentence is in `inputs.query_marks`."""
-        before = self._in_sentence(state["local"], inputs)
+        local_state = self._in_sentence(state["local"], inputs)
         if self.context is None:
-            attended, local = super().advance(inputs, before)
+            attended, local = super().advance(inputs, local_state)
             return attended, {"local": local}
-        attended, local = super().advance(replace(inputs, need_weights=False), before)
+        attended, local = super().advance(replace(inputs, need_weights=False), local_state)
         wide, context = self.context.advance(inputs, state["context"])
         return self._mixed(attended, wide), {"local": local, "context": context}
 
@@ -98,10 +98,12 @@ class Group(ProductAttention):
         short = inputs.context_marks is None or inputs.context.shape[1] < LONG
         if read or short or inputs.query.device.type != "cpu":
             return super().attend(inputs)
-        own, key = self._sentences(inputs)
+        query_sentence, key_sentence = self._sentences(inputs)
         q, (k, v) = self.queries(inputs.query), self.keys_values(inputs.context)
         masks, causal = (inputs.query_valid, inputs.context_valid), self.site.causal
-        heads = attend_within(q, k, v, own, key, *masks, scale=self.scale, causal=causal, dropout=self.dropout)
+        heads = attend_within(
+            q, k, v, query_sentence, key_sentence, *masks, scale=self.scale, causal=causal, dropout=self.dropout
+        )
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid, None, inputs.context_marks)
         return Attended(self.merge_heads(heads, inputs.query), losses=losses)
 
@@ -119,18 +121,22 @@ class Group(ProductAttention):
         """Return which real keys are in the query's sentence, (B, T, S)."""
         if inputs.context_marks is None:  # the context is one sentence
             return inputs.context_valid
-        own, key = self._sentences(inputs)
-        same = own.unsqueeze(2) == key.unsqueeze(1)
+        query_sentence, key_sentence = self._sentences(inputs)
+        same = query_sentence.unsqueeze(2) == key_sentence.unsqueeze(1)
         return same if inputs.context_valid is None else same & inputs.context_valid.unsqueeze(1)
 
     def _sentences(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return the sentence numbers of queries, (B, T), and of keys, (B, S); the context has marks."""
         assert inputs.context_marks is not None
-        key = sentences(inputs.context_marks)
+        key_sentence = sentences(inputs.context_marks)
         if inputs.memory is None:
-            return key, key
-        own = key.new_zeros(inputs.query.shape[:2]) if inputs.query_marks is None else sentences(inputs.query_marks)
-        return own.minimum(_last(key, inputs.memory_valid)), key
+            return key_sentence, key_sentence
+        query_sentence = (
+            key_sentence.new_zeros(inputs.query.shape[:2])
+            if inputs.query_marks is None
+            else sentences(inputs.query_marks)
+        )
+        return query_sentence.minimum(_last(key_sentence, inputs.memory_valid)), key_sentence
 
     def shown(self, pairs: Pairs) -> Tensor | None:
         """Return the keys of the query's sentence as regularizers read them, (B, 1, T, S)."""
@@ -153,8 +159,8 @@ class Group(ProductAttention):
         if self.site.role == "cross":
             if "source" in state:
                 source = state["source"]["shared"]
-                own = state.get("sentence", torch.zeros_like(source["last"])).minimum(source["last"])
-                same = own.unsqueeze(2) == source["sentence"].unsqueeze(1)
+                query_sentence = state.get("sentence", torch.zeros_like(source["last"])).minimum(source["last"])
+                same = query_sentence.unsqueeze(2) == source["sentence"].unsqueeze(1)
                 pairs = pairs._replace(valid=same if pairs.valid is None else same & pairs.valid.unsqueeze(1))
             return pairs, after
         first = state["first"]
@@ -168,8 +174,8 @@ class Group(ProductAttention):
             columns = {name: x[:, :, begin:] for name, x in pairs.columns.items()}
             pairs = pairs._replace(columns=columns, valid=None if pairs.valid is None else pairs.valid[:, :, begin:])
             position = position[:, :, begin:]
-        own = position >= (first.unsqueeze(2) if shared else first.view(-1, 1, 1))  # (B, N, M) or (B*N, 1, t)
-        return pairs._replace(valid=own if pairs.valid is None else own & pairs.valid, state=after), after
+        visible = position >= (first.unsqueeze(2) if shared else first.view(-1, 1, 1))  # (B, N, M) or (B*N, 1, t)
+        return pairs._replace(valid=visible if pairs.valid is None else visible & pairs.valid, state=after), after
 
     def _skips_earlier(self, pairs: Pairs, state: State) -> bool:
         """Whether a step skips the keys before the first visible one; on an accelerator, the host would wait for it."""

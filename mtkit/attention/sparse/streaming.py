@@ -3,10 +3,10 @@
 Paper: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (StreamingLLM), ICLR 2024, arXiv
 2309.17453, section 3.
 Departures: the mask holds in training, too; the paper drops keys of a model trained with full attention. First tokens
-are not counted in the window. As in the paper, rotary positions are places in the cache: to a first token the query
-stands at position min(i, g + r), to others at i. The paper rotates all cached keys anew at each step; here a query has
-two rotations and a key one, both parts side by side, so that keys are twice as wide. Embeddings of absolute positions
-are not renumbered.
+are not counted in the window. As in the paper, rotary positions are places in the cache: relative to a first token the
+query has position min(i, g + r), relative to others i. The paper rotates all cached keys again at each step; here a
+query has two rotations and a key one, both parts side by side, so that keys are twice as wide. Embeddings of absolute
+positions are not renumbered.
 Cost: O(T (g + r)). A step costs O(g + r), at any position, and keeps g + r + 1 tokens.
 """
 

@@ -104,11 +104,11 @@ _COME = Verb("come comes came", "komme kommst kommt kommen gekommen", auxiliary=
 
 def _name(random_: random.Random) -> Dependency:
     spelling, origin = random_.choice(NAMES), random_.choice(("Russian", "other"))
-    kept = name(spelling.english)
-    forms = {"Russian": replace(kept, german=dict.fromkeys(CASES, spelling.german)), "other": kept}
+    english_name = name(spelling.english)
+    forms = {"Russian": replace(english_name, german=dict.fromkeys(CASES, spelling.german)), "other": english_name}
     place = random_.choice(_ORIGINS[origin])
     antecedent = Clause(forms[origin], _COME, "present", place=Pair(f"from {place.english}", f"aus {place.german}"))
-    return _dependency("name", _pair(antecedent), draw_action(random_), kept, forms, origin)
+    return _dependency("name", _pair(antecedent), draw_action(random_), english_name, forms, origin)
 
 
 # terms

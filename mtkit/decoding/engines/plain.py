@@ -17,10 +17,10 @@ GROUPED = ("multi-query", "grouped-query")
 """Projections whose heads share keys and values."""
 
 
-def unlike_plain(recipe: Recipe, *, besides: Collection[str] = ()) -> str | None:
+def unlike_plain(recipe: Recipe, *, extra: Collection[str] = ()) -> str | None:
     """The first part of the model that a plain Transformer does not have, in a recipe's words; None: there is none.
 
-    Regularisers only add a loss. `besides`: names of projections and positions that count as plain.
+    Regularisers only add a loss. `extra`: names of projections and positions that count as plain.
     """
     if recipe.model.architecture != "transformer":
         return f"model.architecture {recipe.model.architecture}"
@@ -39,7 +39,7 @@ def unlike_plain(recipe: Recipe, *, besides: Collection[str] = ()) -> str | None
                 filled[slot] = choice.name
             for key, value in filled.items():
                 name = value["name"] if isinstance(value, Mapping) else value
-                if key != "regularizer" and name not in besides:
+                if key != "regularizer" and name not in extra:
                     return f"{role} attention with {key} {name}"
     return None
 

@@ -68,7 +68,7 @@ def reasons_against(
 
 def unsupported_part(recipe: Recipe) -> str | None:
     """The first part of the model that CTranslate2's format lacks, in a recipe's words; None: it has all."""
-    part = unlike_plain(recipe, besides=(*GROUPED, "rotary"))
+    part = unlike_plain(recipe, extra=(*GROUPED, "rotary"))
     if part is None and recipe.model.positions != "none":
         for role, (first, *_) in choose_attention(recipe).items():
             # it ignores the absolute positions of a side whose first layer has rotary ones

@@ -45,10 +45,10 @@ class Notes:
     joined: Listed = Listed()
     fell_back: Listed = Listed()
     cleaned: Listed = Listed()
-    kept: Listed = Listed()
-    """A number for each glossary term in the translation of the line."""
+    present: Listed = Listed()
+    """Lines whose translation contains a glossary term, once per term."""
     missed: Listed = Listed()
-    """A number for each glossary term that the translation of the line lacks."""
+    """Lines whose translation lacks a glossary term, once per term."""
     unnested: Listed = Listed()
     """Lines whose tags are not nested."""
 
@@ -63,7 +63,7 @@ class Notes:
             joined=Listed.of(number for number, line in best if line.together > 1),
             fell_back=Listed.of(number for number, line in best if line.fell_back),
             cleaned=Listed.of(number for number, line in best if line.cleaned),
-            kept=Listed.of(n for n, line in best for _ in range(line.terms - line.missed)),
+            present=Listed.of(n for n, line in best for _ in range(line.terms - line.missed)),
             missed=Listed.of(number for number, line in best for _ in range(line.missed)),
         )
 
@@ -105,16 +105,16 @@ class Notes:
             yield (
                 f"of {self.joined.count:,} lines that were joined with others of their document, "
                 f"{self.fell_back.count:,} were translated one by one, because lines of their joined translation "
-                f"would not have been those of the source: {self.fell_back}"
+                f"would not have matched the source lines: {self.fell_back}"
             )
         if self.unnested.count:
             yield (
                 "tags of these lines are not nested: each was carried over by itself, and its translation may not be "
                 f"nested either: {self.unnested}"
             )
-        if self.kept.count or self.missed.count:
+        if self.present.count or self.missed.count:
             lines = f"; a line for each missed term: {self.missed}" if self.missed.count else ""
             yield (
-                f"{self.kept.count:,} of {self.kept.count + self.missed.count:,} glossary terms are in the "
+                f"{self.present.count:,} of {self.present.count + self.missed.count:,} glossary terms are in the "
                 f"translations{lines}"
             )

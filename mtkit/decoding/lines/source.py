@@ -338,10 +338,10 @@ class Source:
             for number in document:
                 room = self._size(number)
                 if size + room > budget + 1 + len(self.tag(number)):
-                    before = self._context([*window.context, *window.lines], min(budget // 2, budget - room))
-                    window = Window([], before, window.place + 1 if self._documents.context else 0)
+                    context = self._context([*window.context, *window.lines], min(budget // 2, budget - room))
+                    window = Window([], context, window.place + 1 if self._documents.context else 0)
                     windows.append(window)
-                    size = sum(map(self._size, before))
+                    size = sum(map(self._size, context))
                 window.lines.append(number)
                 size += room
         return [window for window in windows if len(window.lines) + len(window.context) > 1]

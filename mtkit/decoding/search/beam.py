@@ -77,10 +77,10 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
                 terms.keep(running)
         if beam > 1:
             state = places.follow(state, parents, hypotheses)
-    found = ended.hypotheses(settings.length_penalty)
+    finished = ended.hypotheses(settings.length_penalty)
     if batch.terms is not None:
-        found = fewest_missed_first(found, batch, batch.terms)
-    return found.at(torch.arange(settings.beam, device=found.scores.device).expand(len(found.scores), -1))
+        finished = fewest_missed_first(finished, batch, batch.terms)
+    return finished.at(torch.arange(settings.beam, device=finished.scores.device).expand(len(finished.scores), -1))
 
 
 @dataclass

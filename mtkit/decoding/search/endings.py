@@ -1,6 +1,6 @@
-"""How hypotheses end: by EOS, and in the joint translation of several lines by a break after each line but the last.
+"""Ends of hypotheses: by EOS, and in the joint translation of several lines by a break after each line but the last.
 
-The translation of n joined lines gets exactly n - 1 breaks, so that it comes apart into its lines: EOS is forbidden
+The translation of n joined lines gets exactly n - 1 breaks, so that it can be split into its lines: EOS is forbidden
 before the last line, a break in it, and both directly after a break. A line ends at its limit, so that one without end
 takes no room from the others. The last pieces before the limit of all lines are breaks and EOS, if the lines are not
 complete by then. If a translation's beginning is given, only its pieces may follow there.
@@ -25,7 +25,7 @@ NEITHER, ANY = 0, -1
 
 @dataclass(frozen=True)
 class Endings:
-    """Which of EOS and a break may be the next piece of each hypothesis, and which piece must be."""
+    """Limits on the next piece of each hypothesis: whether it may be EOS or a break, and which piece it must be."""
 
     piece: Tensor | None
     """(B, N): EOS, BREAK, NEITHER or ANY, or the given piece that must follow; None: EOS for all."""
@@ -52,8 +52,8 @@ class Endings:
         if self.must is not None:
             piece = torch.full_like(self.must, EOS, dtype=torch.long) if self.piece is None else self.piece
             piece = piece.masked_fill(piece == ANY, EOS).unsqueeze(-1)
-            kept = log_probs.gather(-1, piece)
-            log_probs.masked_fill_(self.must.unsqueeze(-1), -torch.inf).scatter_(-1, piece, kept)
+            ending_log_probs = log_probs.gather(-1, piece)
+            log_probs.masked_fill_(self.must.unsqueeze(-1), -torch.inf).scatter_(-1, piece, ending_log_probs)
 
 
 class Lines:
@@ -85,15 +85,15 @@ class Lines:
         empty.
         """
         at_limit = step + 1 in self._batch.limits
-        given = None
+        prefix_piece = None
         if self._prefix is not None and step < self._prefix.shape[1]:
-            given = self._prefix[rows, step].unsqueeze(1)
+            prefix_piece = self._prefix[rows, step].unsqueeze(1)
         if self._limits is None:
             must = (self._batch.limit[rows] <= step + 1).unsqueeze(1).expand_as(token) if at_limit else None
             usual = ANY if self._batch.lines is None else EOS
-            if given is not None:
-                piece = given.where(given != PAD, usual).expand_as(token)
-                must = given != PAD if must is None else must | (given != PAD)
+            if prefix_piece is not None:
+                piece = prefix_piece.where(prefix_piece != PAD, usual).expand_as(token)
+                must = prefix_piece != PAD if must is None else must | (prefix_piece != PAD)
                 return Endings(piece, must.expand_as(token))
             if usual == EOS:
                 return Endings(None, must)
@@ -105,8 +105,8 @@ class Lines:
         must = must | (self._size + 1 >= self._limits.gather(1, self._line))
         empty = (self._size == 0) & (self._last > 0)  # a single line may be empty
         piece = torch.where(breaks > 0, BREAK, EOS).masked_fill(empty & ~must, NEITHER)
-        if given is not None:
-            piece, must = given.where(given != PAD, piece), must | (given != PAD)
+        if prefix_piece is not None:
+            piece, must = prefix_piece.where(prefix_piece != PAD, piece), must | (prefix_piece != PAD)
         self._doubt = torch.zeros_like(token, dtype=torch.bool)
         return Endings(piece.expand_as(token), must.expand_as(token), self._doubt)
 
@@ -114,8 +114,8 @@ class Lines:
         """Count lines and pieces after the new pieces `token` (B', N) of hypotheses that continue `parents` (B', N)."""
         if self._limits is not None:
             self.astray = self.astray_after(token, parents)
-            before = (self._line, self._size)
-            line, size = before if parents is None else (x.gather(1, parents) for x in before)
+            counts = (self._line, self._size)
+            line, size = counts if parents is None else (x.gather(1, parents) for x in counts)
             ends = token == BREAK
             # a hypothesis that has ended may make any pieces
             self._line, self._size = (line + ends).minimum(self._last), (size + 1).masked_fill(ends, 0)
@@ -123,8 +123,8 @@ class Lines:
     def astray_after(self, token: Tensor, parents: Tensor | None = None) -> Tensor:
         """Whether hypotheses are astray (B', N) after the new pieces, as in `follow`."""
         assert self._doubt is not None
-        before = (self.astray.expand_as(self._doubt), self._doubt)
-        astray, doubt = before if parents is None else (x.gather(1, parents) for x in before)
+        states = (self.astray.expand_as(self._doubt), self._doubt)
+        astray, doubt = states if parents is None else (x.gather(1, parents) for x in states)
         return astray | (doubt & ((token == BREAK) | (token == EOS)))
 
     def keep(self, running: Tensor) -> None:

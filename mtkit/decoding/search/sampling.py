@@ -110,7 +110,7 @@ def draw(
 
     logits (M, V) are divided by the temperature. The draw is among the `top_k` likeliest pieces (0: all), of these
     among the likeliest that together reach the probability `top_p` (Holtzman et al., 2020, arXiv 1904.09751), and of
-    these among those that have at least the probability `epsilon` then, or the likeliest (Hewitt et al., 2022, arXiv
+    these among pieces that then have at least the probability `epsilon`, or the likeliest (Hewitt et al., 2022, arXiv
     2210.15191).
     """
     ids: Tensor | None = None

@@ -61,17 +61,17 @@ def _answers(shown: Sequence[Question]) -> list[tuple[str, ...]]:
 def _best(measured: Iterable[Measured]) -> tuple[str, str]:
     """Return the names of the best mechanisms, and of the best whose cost grows less than T²."""
     best = by_score(measured)
-    cheap = [each for each in best if mechanisms()[each.name].growth < 2]
+    cheap = [entry for entry in best if mechanisms()[entry.name].growth < 2]
     return _names(best), "the same" if cheap[:MOST] == best[:MOST] else _names(cheap)
 
 
 def by_score(measured: Iterable[Measured]) -> list[Measured]:
     """Return the mechanisms, the best first."""
-    return sorted(measured, key=lambda each: -each.score.mean)
+    return sorted(measured, key=lambda entry: -entry.score.mean)
 
 
 def _names(measured: Sequence[Measured]) -> str:
-    return ", ".join(f"`{each.name}` {letters(each.name)} {score(each)}" for each in measured[:MOST]) or "none"
+    return ", ".join(f"`{entry.name}` {letters(entry.name)} {score(entry)}" for entry in measured[:MOST]) or "none"
 
 
 def _worse(name: str, shown: Sequence[Question]) -> bool:
@@ -83,8 +83,8 @@ def _advice(shown: Sequence[Question], longer: Question) -> list[str]:
     first = shown[0]
     to_source = [name for name in first.measured if "C" in letters(name) and name != "full"]
     others = [name for name in first.measured if "C" not in letters(name)]
-    worse = {name: each for name, each in first.measured.items() if each.mark == "-"}
-    better = [each for each in first.measured.values() if each.mark == "+"]
+    worse = {name: entry for name, entry in first.measured.items() if entry.mark == "-"}
+    better = [entry for entry in first.measured.values() if entry.mark == "+"]
     lines = [
         f"- **In doubt, take `full`.** On `{first.head}`, {len(better)} of the {len(first.measured) - 1} others are "
         "significantly better.",
@@ -93,17 +93,17 @@ def _advice(shown: Sequence[Question], longer: Question) -> list[str]:
         f"{len(others)} others, {sum(name in worse for name in others)}. `--encoder-attention` and "
         "`--decoder-attention` leave it as it is.",
     ]
-    lowest = [f"`{each.name}` {each.score.mean:.1f}" for each in reversed(by_score(worse.values()))]
+    lowest = [f"`{entry.name}` {entry.score.mean:.1f}" for entry in reversed(by_score(worse.values()))]
     names = ", ".join(lowest[: 2 * MOST]) + f" and {len(lowest) - 2 * MOST} more" * (len(lowest) > 2 * MOST)
     lines.append(
         f"- **Avoid for a short training**: worse than `full` on `{first.head}` are {names or 'none'} "
         "([why](slow-learners.md))."
     )
     if longer.complete:
-        tried = [each for each in by_score(longer.measured.values()) if each.name in worse]
-        able = [each for each in tried if each.score.mean >= LEARNED]
-        unable = [each for each in tried if each not in able]
-        rest = ", ".join(f"`{each.name}` {each.score.mean:.1f}" for each in unable)
+        tried = [entry for entry in by_score(longer.measured.values()) if entry.name in worse]
+        able = [entry for entry in tried if entry.score.mean >= LEARNED]
+        unable = [entry for entry in tried if entry not in able]
+        rest = ", ".join(f"`{entry.name}` {entry.score.mean:.1f}" for entry in unable)
         lines.append(
             f"- **Slow or unable?** Of the {len(tried)} lowest, {len(able)} reach {LEARNED:g} after {updates(longer)} "
             f"updates instead of {updates(first)}, so they are only slow to learn; {rest or 'none'} do not."
@@ -135,7 +135,7 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
     ]
     for question in shown:
         full = question.measured["full"].score
-        tested = [each.score.p for each in question.measured.values() if each.score.p is not None]
+        tested = [entry.score.p for entry in question.measured.values() if entry.score.p is not None]
         if full.low is None or full.high is None:  # one seed, or the same score from all seeds
             lines.append(f"- `{question.head}`: {seeds(question)}, no test; differences of a few points may be chance.")
             continue
@@ -145,7 +145,7 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
             "after Holm's correction."
         )
     missing = [
-        f"{question.use}, {sum(len(each.rows) for each in question.measured.values())} trainings of {question.total} "
+        f"{question.use}, {sum(len(entry.rows) for entry in question.measured.values())} trainings of {question.total} "
         f"entries (`mtkit compare --study {question.study}`{_minutes(question, shown)})"
         for question in answers
         if not question.complete
@@ -166,7 +166,7 @@ def _minutes(question: Question, shown: Sequence[Question]) -> str:
     """Return the time of one seed, if the first question is of the same study: the shortest times of its trainings."""
     if question.study != shown[0].study:
         return ""
-    minutes = sum(min(row["minutes"] for row in each.rows) for each in shown[0].measured.values())
+    minutes = sum(min(row["minutes"] for row in entry.rows) for entry in shown[0].measured.values())
     return f"; a seed of all takes about {minutes:.0f} minutes of a free core"
 
 
@@ -186,14 +186,14 @@ def _table(shown: Sequence[Question]) -> list[tuple[str, ...]]:
     lengths = sorted({length for of in times.values() for length in of})
     heads = (*(question.head for question in shown), f"FLOPs at {LENGTH:,}", *(f"speed at {n:,}" for n in lengths))
     rows = [("attention", "family", "roles", "cost", *heads, "state")]
-    for each in by_score(first.values()):
-        mechanism = mechanisms()[each.name]
-        scores = [score(question.measured.get(each.name)) for question in shown]
-        cost = f"{long[each.name]:.2f}" if each.name in long else "-"
-        fast = [_speed(times.get(each.name, {}).get(length)) for length in lengths]
-        kept = in_words(round(state[each.name])) if each.name in state else "-"
-        names = (f"`{each.name}`", mechanism.family, letters(each.name), mechanism.complexity)
-        rows.append((*names, *scores, cost, *fast, kept))
+    for entry in by_score(first.values()):
+        mechanism = mechanisms()[entry.name]
+        scores = [score(question.measured.get(entry.name)) for question in shown]
+        cost = f"{long[entry.name]:.2f}" if entry.name in long else "-"
+        fast = [_speed(times.get(entry.name, {}).get(length)) for length in lengths]
+        memory = in_words(round(state[entry.name])) if entry.name in state else "-"
+        names = (f"`{entry.name}`", mechanism.family, letters(entry.name), mechanism.complexity)
+        rows.append((*names, *scores, cost, *fast, memory))
     return rows
 
 

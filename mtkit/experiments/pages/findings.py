@@ -146,7 +146,7 @@ def claims(path: Path = RESULTS / "claims.yaml") -> dict[str, Claim]:
 
 
 def verdict(claim: Claim, measured: Measured | None) -> Verdict:
-    """Return what a measurement says of a claim.
+    """Return whether a measurement confirms a claim.
 
     Held: the mechanism is better than `full`, if the claim expects that, or better or as good, if not. Contradicted: it
     is worse, with at least SEEDS seeds. Not measured: no test, or the same model as `full`. Not seen: any other result.

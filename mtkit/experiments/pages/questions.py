@@ -43,7 +43,7 @@ class Question:
     @property
     def seeds(self) -> int:
         """The number of seeds that every measured mechanism has."""
-        return min((len(each.rows) for each in self.measured.values()), default=0)
+        return min((len(entry.rows) for entry in self.measured.values()), default=0)
 
     @property
     def place(self) -> str:
@@ -103,7 +103,7 @@ def answer(questions: Sequence[Question] = QUESTIONS) -> list[Question]:
 
 
 def _common_seeds(question: Question, rows: Sequence[Any]) -> set[int]:
-    """Return the seeds of which every entry of the question's study has a result."""
+    """Return the seeds for which every entry of the question's study has a result."""
     entries: dict[int, set[str]] = {}
     for row in rows:
         if row["task"] == question.task:
@@ -118,8 +118,8 @@ def letters(name: str) -> str:
 
 def states(question: Question) -> dict[str, float]:
     """Return the bytes that decoding keeps per hypothesis after 100 tokens, by mechanism, if they were measured."""
-    found = {name: mean_cost(each.rows, "state-100") for name, each in question.measured.items()}
-    return {name: size for name, size in found.items() if size is not None}
+    sizes = {name: mean_cost(entry.rows, "state-100") for name, entry in question.measured.items()}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def good_at(shown: Sequence[Question]) -> dict[str, list[str]]:

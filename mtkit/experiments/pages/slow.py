@@ -14,13 +14,13 @@ def slow_page(question: Question, longer: Question) -> str:
     `longer` is the question after more updates; it may be empty.
     """
     first, why = question.measured, claims()
-    worse = [each for each in reversed(by_score(first.values())) if each.mark == "-"]
+    worse = [entry for entry in reversed(by_score(first.values())) if entry.mark == "-"]
     later: Mapping[str, Measured] = longer.measured if longer.complete else {}
-    heads = [f"{updates(each)} updates" for each in (question, *([longer] if later else []))]
+    heads = [f"{updates(shown)} updates" for shown in (question, *([longer] if later else []))]
     rows = [("attention", "roles", *heads, "likely reason")]
-    for each in [*worse, first["full"]]:
-        scores = (score(each), *([score(later.get(each.name))] if later else []))
-        rows.append((f"`{each.name}`", letters(each.name), *scores, why[each.name].low or ""))
+    for entry in [*worse, first["full"]]:
+        scores = (score(entry), *([score(later.get(entry.name))] if later else []))
+        rows.append((f"`{entry.name}`", letters(entry.name), *scores, why[entry.name].low or ""))
     parts = [
         "# Slow, or unable?",
         MADE,

@@ -1,4 +1,4 @@
-"""What all pictures share: figures without a window system, fonts, colours, title and note, and the PNG file."""
+"""Common parts of all pictures: figures without a window system, fonts, colours, title and note, and the PNG file."""
 
 import textwrap
 import warnings

@@ -38,7 +38,7 @@ class Box(NamedTuple):
         return not apart
 
     def within(self, other: "Box") -> bool:
-        """Return whether this box lies inside the other."""
+        """Return whether this box is inside the other."""
         return (
             self.left >= other.left
             and self.bottom >= other.bottom

@@ -11,7 +11,7 @@ import numpy as np
 PERCENT = ("BLEU", "chrF", "exact", "token")
 """Metrics from 0 to 100, higher is better."""
 LOWER = ("TER", "loss")
-"""Metrics of which lower values are better. The other metrics are better when higher."""
+"""Metrics whose lower values are better. The other metrics are better when higher."""
 NAMES = {"exact": "exact match", "token": "token accuracy"}
 TITLES = {"loss": "loss in nats per target token"}
 """Names of metrics in text, and titles of their axes, if they differ."""
@@ -34,7 +34,7 @@ class Point:
     """An entry of a study on one task, with the measurements of its trials that did not fail."""
 
     name: str
-    """As in the table: "band[window_radius=16]"."""
+    """Name as in the table: "band[window_radius=16]"."""
     family: str | None
     """Family of its mechanism; None if it has several families or none."""
     values: tuple[float, ...]

@@ -29,7 +29,7 @@ class Ranks:
     groups: Sequence[Sequence[int]]
     """Indices of the entries of each group without significant differences."""
     blocks: int
-    """Number of blocks, in each of which the entries were ranked: tasks with seeds."""
+    """Number of blocks in which entries were ranked: a block is a task with a seed."""
     p: float | None = None
     """Probability, by Friedman's test, of such differences if no entries differ."""
     first: str = ""

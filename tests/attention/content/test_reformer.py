@@ -226,7 +226,7 @@ def shown_pairs(layout: SortedChunks, rows: int) -> list[tuple[int, int]]:
     assert ((hidden == scores) | (hidden < NOTHING_SEEN)).all()
     windows = layout.keys.unfold(0, layout.width, layout.block)
     seen = (hidden == scores).nonzero().tolist()
-    pairs = [(int(windows[block, layout.before + i]), int(windows[block, j])) for block, i, j in seen]
+    pairs = [(int(windows[block, layout.positions_before + i]), int(windows[block, j])) for block, i, j in seen]
     return [pair for pair in pairs if pair[0] < rows]
 
 
@@ -264,5 +264,5 @@ def test_every_row_is_found_at_its_place() -> None:
     buckets = torch.randint(4, (2, 3, 2, LENGTH))
     for layout in sorted_chunks(buckets, None, 4, False, True):
         rows = stream_rows((2, LENGTH, 3), buckets.device)
-        assert torch.equal(layout.keys[layout.before + layout.place], rows)
+        assert torch.equal(layout.keys[layout.positions_before + layout.place], rows)
         assert (layout.keys == rows.numel()).sum() == len(layout.keys) - rows.numel()

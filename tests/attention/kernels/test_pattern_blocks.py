@@ -26,7 +26,7 @@ def test_windows_and_gradients_are_those_of_slices(
     x = torch.randn(2, 3, 9, 4, dtype=torch.float64, requires_grad=True)
 
     def made(x: Tensor) -> tuple[Tensor, ...]:
-        return windows(x, spans, step=step, width=width, before=before, behind=behind)
+        return windows(x, spans, step=step, width=width, zeros_before=before, zeros_after=behind)
 
     def cut(x: Tensor) -> tuple[Tensor, ...]:
         padded = F.pad(x, (0, 0, before, behind))
@@ -41,5 +41,5 @@ def test_windows_and_gradients_are_those_of_slices(
 
 def test_what_needs_no_gradient_is_cut_without_a_copy() -> None:
     x = torch.randn(1, 1, 12, 2)
-    (made,) = windows(x, [(0, 3)], step=3, width=6, before=0, behind=0)
+    (made,) = windows(x, [(0, 3)], step=3, width=6, zeros_before=0, zeros_after=0)
     assert made.data_ptr() == x.data_ptr()

@@ -65,7 +65,7 @@ def test_one_part_is_computed_once() -> None:
     calls: list[bool] = []
 
     def counting(part: Part, *given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        calls.append(part.whole)
+        calls.append(part.is_whole)
         return step(part, *given)
 
     for length, expected in ((4, [True]), (5, [False] * 4)):

@@ -16,17 +16,25 @@ ROWS = BATCH * LENGTH * HEADS
 class Shuffled:
     """Tokens of each stream in any order, each beside some of those before it; what `taken` (R, R) has is hidden."""
 
-    block, before, width, each = 2, 2, 4, 4
+    block, positions_before, width, stream_blocks = 2, 2, 4, 4
 
     def __init__(self, taken: Tensor) -> None:
         rows = stream_rows((BATCH, LENGTH, HEADS), torch.device("cpu"))
         order = torch.rand(rows.shape).argsort()
-        self.place = order.argsort() + torch.arange(len(rows)).unsqueeze(-1) * self.each * self.block
-        self.keys = F.pad(F.pad(rows.gather(1, order), (0, 1), value=ROWS).flatten(), (self.before, 0), value=ROWS)
-        i = self.keys[self.before :].unflatten(0, (-1, self.block)).unsqueeze(-1)
+        self.place = order.argsort() + torch.arange(len(rows)).unsqueeze(-1) * self.stream_blocks * self.block
+        self.keys = F.pad(
+            F.pad(rows.gather(1, order), (0, 1), value=ROWS).flatten(), (self.positions_before, 0), value=ROWS
+        )
+        i = self.keys[self.positions_before :].unflatten(0, (-1, self.block)).unsqueeze(-1)
         j = self.keys.unfold(0, self.width, self.block).unsqueeze(1)
-        stream = F.pad(torch.arange(len(rows)).repeat_interleave(self.each * self.block), (self.before, 0), value=-1)
-        other = stream.unfold(0, self.width, self.block).unsqueeze(1) != stream[self.before :].view(-1, self.block, 1)
+        stream = F.pad(
+            torch.arange(len(rows)).repeat_interleave(self.stream_blocks * self.block),
+            (self.positions_before, 0),
+            value=-1,
+        )
+        other = stream.unfold(0, self.width, self.block).unsqueeze(1) != stream[self.positions_before :].view(
+            -1, self.block, 1
+        )
         again = F.pad(taken, (0, 1, 0, 1), value=True)[i, j]
         nothing = i < HEADS  # is seen by the first token
         self.hidden = (torch.rand(other.shape) < 0.3) | other | again | nothing

@@ -91,7 +91,7 @@ def write_sums(
             context.make_array(form)(context, builder, array)
             for form, array in zip(signature.args[:4], args[:4], strict=True)
         )
-        row_bytes, out_bytes = (cgutils.unpack_tuple(builder, each.strides, 2)[0] for each in (rows, out))
+        row_bytes, out_bytes = (cgutils.unpack_tuple(builder, matrix.strides, 2)[0] for matrix in (rows, out))
         block_bytes, step_bytes, *_ = cgutils.unpack_tuple(builder, blocks.strides, 4)
         inputs = builder.sdiv(cgutils.unpack_tuple(builder, rows.shape, 2)[1], place(INPUTS))
         of_rows = at(rows.data, builder.mul(args[4], row_bytes))

@@ -13,7 +13,7 @@ NOTHING = np.int32(-0x7F800000)
 def write_largest(scores: Floats, numbers: NDArray[np.int64], first: int, last: int) -> None:
     """Write the columns of the largest scores of each row, the largest first, of equal ones the lower column.
 
-    Only rows `first` to `last` - 1. The number of columns stands for a score of minus infinity, and for NaN. Scores
+    Only rows `first` to `last` - 1. The number of columns marks a score of minus infinity or NaN. Scores
     become integers in the same order: vector units find the largest of these without branches.
     """
     columns, count = scores.shape[1], numbers.shape[1]

@@ -22,7 +22,7 @@ Places = NDArray[np.int64]
 
 @part
 def sort_queries(chosen: Choices, starts: Places, order: Places) -> None:
-    """Write the queries (pairs,) sorted by the blocks of chosen (T, n), those of block m from starts[m] on."""
+    """Write the queries (pairs,) sorted by the blocks of chosen (T, n): the queries of block m begin at starts[m]."""
     blocks = len(starts) - 2
     starts[:] = 0
     for t in range(chosen.shape[0]):
@@ -66,7 +66,7 @@ def write_block_scores(keys: Floats, qt: Floats, hidden: NDArray[np.bool_], late
 
 @part
 def join(rows: Floats, sums: Floats, b: int, h: int, places: Places, out: Floats, log_sum: Floats) -> None:
-    """Join softmaxes over a block, rows (c, V) and their log-sum-exp (c, 1), to those of the same queries so far."""
+    """Join a block's softmax outputs, rows (c, V) with log-sum-exp (c, 1), to the same queries' outputs so far."""
     for i in range(len(places)):
         t, new = places[i], sums[i, 0]
         if new > -LEAST:  # no key

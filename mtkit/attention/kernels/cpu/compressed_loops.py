@@ -1,6 +1,6 @@
 """Loops of attention to compressed blocks, with the importance of the blocks of tokens in which they lie.
 
-Queries stand in columns: scores (keys, queries) of all keys of `TOGETHER` queries stay in the processor's second cache,
+Each query is a column: scores (keys, queries) of all keys of `TOGETHER` queries stay in the processor's second cache,
 and a softmax over keys takes no sum across a vector register. The products are small ones of BLAS.
 """
 
@@ -40,7 +40,7 @@ def write_scores(
 
 @part
 def shown(score: np.float32, log_sum: np.float32) -> np.float32:
-    """Return exp(score - log_sum), exactly 0 for a hidden key, of which nothing may reach a gradient."""
+    """Return exp(score - log_sum), exactly 0 for a hidden key, which must not change any gradient."""
     weight = exponential(score - log_sum)
     return weight if score > LEAST else np.float32(0)
 
@@ -126,9 +126,9 @@ def write_reads(
 ) -> None:
     """Write the outputs (B, T, H, V), log-sum-exp (B, T, H, 1) and importance (N, end - begin, M) of some queries.
 
-    q (B, T, H, K); k (N, P, K) and v (N, P, V) of N streams, segments and groups of heads, P a multiple of `TOGETHER`,
-    of which each stream has `seen` (N,). spans: size and stride of the compressed blocks, the stride 0 if queries see
-    all, strides per block of tokens and per compressed block. Only the streams `first` to `last` - 1.
+    q (B, T, H, K); k (N, P, K) and v (N, P, V) of N streams, segments and groups of heads, P a multiple of `TOGETHER`.
+    seen (N,): blocks of each stream. spans: size and stride of the compressed blocks, the stride 0 if queries see all,
+    strides per block of tokens and per compressed block. Only the streams `first` to `last` - 1.
     """
     size, stride, inside, of_block = spans
     heads, groups = q.shape[2], len(k) // len(q)
@@ -180,7 +180,7 @@ def write_means(outputs: Floats, d_outputs: Floats, mean: Floats) -> None:
 
 @part
 def replace_d_weights(d_weights: Floats, weights: Floats, mean: Floats) -> None:
-    """Replace the gradients of weights (keys, queries) by those of scores."""
+    """Replace the gradients of weights (keys, queries) by the gradients of scores."""
     for p in range(len(weights)):
         d_row, row = d_weights[p], weights[p]
         for i in range(len(row)):
@@ -208,7 +208,7 @@ def write_gradients(
     first: int,
     last: int,
 ) -> None:
-    """Write the gradient of q, and add those of k and v, from d_out, the gradient of the outputs of `write_reads`."""
+    """Write q's gradient, and add k's and v's gradients, from d_out, the gradient of the outputs of `write_reads`."""
     size, stride, _, _ = spans
     heads, groups = q.shape[2], len(k) // len(q)
     several, width, wide = heads // groups, q.shape[3], v.shape[2]

@@ -151,32 +151,32 @@ def attend_rows(
 
 @compiled("int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1]")
 def settle(parents: Places, place: Places, rank: Places, moves: Places, count: Places) -> None:
-    """Replace the places (B, N) of hypotheses by those of their children, whose parents are (B, N), all by rank.
+    """Replace the places (B, N) of hypotheses by the places of their children, given parents (B, N), all by rank.
 
     The first child stays in its parent's place; another one gets a place that no parent has. Writes the rank (B, N) of
     the child in each place, the copies that this takes, from moves[0] to moves[1], counted over (B, N), and their
     number.
     """
     segments, hypotheses = place.shape
-    before = np.empty(hypotheses, np.int64)
+    old_place = np.empty(hypotheses, np.int64)
     count[0] = 0
     for b in range(segments):
         for n in range(hypotheses):
-            before[n] = place[b, n]
+            old_place[n] = place[b, n]
             rank[b, n] = -1
         for n in range(hypotheses):
-            own = before[parents[b, n]]
-            place[b, n] = own
-            if rank[b, own] < 0:
-                rank[b, own] = n
+            parent_place = old_place[parents[b, n]]
+            place[b, n] = parent_place
+            if rank[b, parent_place] < 0:
+                rank[b, parent_place] = n
         free = 0
         for n in range(hypotheses):
-            own = place[b, n]
-            if rank[b, own] != n:
+            parent_place = place[b, n]
+            if rank[b, parent_place] != n:
                 while rank[b, free] >= 0:
                     free += 1
                 rank[b, free], place[b, n] = n, free
-                moves[0, count[0]], moves[1, count[0]] = b * hypotheses + own, b * hypotheses + free
+                moves[0, count[0]], moves[1, count[0]] = b * hypotheses + parent_place, b * hypotheses + free
                 count[0] += 1
 
 

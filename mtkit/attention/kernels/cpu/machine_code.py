@@ -118,9 +118,9 @@ C6, C5, C4, C3, C2, C1, C0 = (
 def exponential(x: np.float32) -> np.float32:
     """Return exp(x) for x <= 0, with a relative error of at most 2e-7 + 1e-7 |x|."""
     exponent = max(x * LOG2_E, LEAST_POWER)
-    whole = np.int32(exponent - np.float32(0.5))  # the nearest integer, as conversion truncates towards zero
-    f = exponent - np.float32(whole)
-    power = of_bits(np.int32((whole + EXPONENT_OF_ONE) << EXPONENT_BITS))
+    integer = np.int32(exponent - np.float32(0.5))  # the nearest integer, as conversion truncates towards zero
+    f = exponent - np.float32(integer)
+    power = of_bits(np.int32((integer + EXPONENT_OF_ONE) << EXPONENT_BITS))
     return ((((((C6 * f + C5) * f + C4) * f + C3) * f + C2) * f + C1) * f + C0) * power
 
 

@@ -284,7 +284,7 @@ def in_few_counts(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 @cache
 def packs_float32() -> bool:
-    """Whether oneDNN multiplies faster in float32 than the library behind PyTorch's own products.
+    """Whether oneDNN multiplies faster in float32 than the library that PyTorch's products call.
 
     On an AMD EPYC with AVX-512, MKL reaches the rate of half as wide units, and oneDNN is 2.3 times as fast.
     """

@@ -25,16 +25,16 @@ MOST_ROWS = 6
 Numbers = NDArray[Any]
 Sums = Callable[[Numbers, Numbers, Numbers, int, int, int], None]
 Add = Callable[[Any, Any, Any, Any], Any]
-"""(builder, a register of sums, one of numbers, one of weights): the sums with the products added, in LLVM's words."""
+"""(builder, a register of sums, one of numbers, one of weights) -> the sums with the products added, as LLVM values."""
 
 WORD = ir.IntType(32)
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """Adds the products of numbers of 32 bits or fewer to sums of 32 bits: to each those of the numbers at its place.
+    """Adds products of numbers of up to 32 bits to sums of 32 bits, each sum's products from the numbers at its place.
 
-    It is one instruction of the processor, or the few that stand for it.
+    It is one instruction of the processor, or a few with the same result.
     """
 
     features: tuple[str, ...]
@@ -181,7 +181,7 @@ def products_by(instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers
 def _tile(rows: int, instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers, int, int], None]:
     """`sums_by` for one number of rows."""
     place, byte, line = ir.IntType(64), ir.IntType(8), 4 * instruction.lanes
-    vector, whole = (ir.VectorType(element, instruction.lanes) for element in (instruction.sums, WORD))
+    sum_vector, words = (ir.VectorType(element, instruction.lanes) for element in (instruction.sums, WORD))
     registers = range(instruction.registers)
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -203,19 +203,19 @@ def _tile(rows: int, instruction: Instruction) -> Callable[[Numbers, Numbers, Nu
         of_block = at(weights.data, builder.mul(block, block_bytes))
         of_rows = [at(numbers.data, builder.mul(builder.add(first, place(row)), row_bytes)) for row in range(rows)]
         # what is stored here in the loop, LLVM keeps in registers
-        totals = [[cgutils.alloca_once_value(builder, vector(None)) for _ in registers] for _ in range(rows)]
+        totals = [[cgutils.alloca_once_value(builder, sum_vector(None)) for _ in registers] for _ in range(rows)]
         with cgutils.for_range(builder, steps) as loop:
             step = builder.mul(loop.index, step_bytes)
-            columns = [load(of_block, builder.add(step, place(line * register)), whole) for register in registers]
+            columns = [load(of_block, builder.add(step, place(line * register)), words) for register in registers]
             for row, of_row in zip(of_rows, totals, strict=True):
                 few = load(row, builder.mul(loop.index, place(4)), WORD)
-                once = builder.insert_element(whole(ir.Undefined), few, WORD(0))
-                same = builder.shuffle_vector(once, whole(ir.Undefined), whole(None))
+                once = builder.insert_element(words(ir.Undefined), few, WORD(0))
+                same = builder.shuffle_vector(once, words(ir.Undefined), words(None))
                 for total, column in zip(of_row, columns, strict=True):
                     builder.store(instruction.add(builder, builder.load(total), same, column), total)
         for row, of_row in enumerate(totals):
             for index, total in enumerate(of_row):
-                to = at(sums.data, place(line * (row * len(registers) + index)), vector)
+                to = at(sums.data, place(line * (row * len(registers) + index)), sum_vector)
                 builder.store(builder.load(total), to, align=1)
         return context.get_dummy_value()
 

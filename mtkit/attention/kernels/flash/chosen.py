@@ -67,9 +67,9 @@ class ChosenPart:
             d_queries = q_rows.new_empty(*layout.queries.shape, q.shape[-1])
             for some in layout.parts():
                 index, block = layout.queries[some], layout.block[some]
-                given = _gathered(q_rows, index), _gathered(key_blocks, block), _gathered(value_blocks, block)
+                pairs = _gathered(q_rows, index), _gathered(key_blocks, block), _gathered(value_blocks, block)
                 out, sum_rows = _gathered(out_rows, index), _gathered(sums, index).squeeze(-1)
-                known = _gathered(d_rows, index), *given, out, sum_rows, 0.0, False
+                known = _gathered(d_rows, index), *pairs, out, sum_rows, 0.0, False
                 mask = self._mask(layout, some, q_rows)
                 d, d_k, d_v = KERNEL_BACKWARD(*known, attn_mask=mask, scale=scale)
                 d_queries[some] = d[0]
@@ -115,14 +115,14 @@ class _Layout:
 
     of: tuple[slice, slice]
     """Segments and heads."""
-    kept: Tensor
+    is_pair: Tensor
     """(b, T, h, n): which choices are pairs."""
     place: Tensor
     """(pairs,): the place of each pair among the queries laid out."""
     first: Tensor
     """(b * T * h,): the first pair of each query."""
     queries: Tensor
-    """(rows, c): the number of the query in each place among those of all segments, (B, T, H); B * T * H if none."""
+    """(rows, c): the query in each place, by its number in (B, T, H); B * T * H if there is none."""
     block: Tensor
     """(rows,): the number of the block that a row of queries reads, of (B, G, M)."""
     hidden: Tensor
@@ -137,10 +137,10 @@ class _Layout:
     def join(self, outputs: Tensor, sums: Tensor, heads: Tensor, log_sum: Tensor) -> None:
         """Write the softmax over each query's blocks, from outputs (rows, c, V) and log-sum-exp (rows, c, 1)."""
         nothing = torch.finfo(sums.dtype).min
-        by_query = sums.new_full(self.kept.shape, nothing)
-        by_query[self.kept] = sums.flatten().index_select(0, self.place)
+        by_query = sums.new_full(self.is_pair.shape, nothing)
+        by_query[self.is_pair] = sums.flatten().index_select(0, self.place)
         total = by_query.logsumexp(-1, keepdim=True)
-        self.put(heads, self.added(outputs, (by_query - total).exp_()[self.kept]))
+        self.put(heads, self.added(outputs, (by_query - total).exp_()[self.is_pair]))
         self.put(log_sum, total)
 
     def added(self, x: Tensor, weights: Tensor | None) -> Tensor:
@@ -152,13 +152,13 @@ class _Layout:
 
     def put(self, total: Tensor, x: Tensor) -> None:
         """Write the rows x of these segments and heads, (b * T * h, X) or (b, T, h, X), to total (B, H, T, X)."""
-        total[self.of].copy_(x.view(*self.kept.shape[:3], -1).transpose(1, 2))
+        total[self.of].copy_(x.view(*self.is_pair.shape[:3], -1).transpose(1, 2))
 
 
 def _layout(of: tuple[slice, slice], chosen: Tensor, query: Tensor, first: Tensor, blocks: int, groups: int) -> _Layout:
     """Sort the pairs of queries, numbers (b, T, h, 1), with chosen (b, T, h, n) of M blocks, `first` the first one."""
-    kept = chosen < blocks
-    block = (chosen + first)[kept]
+    is_pair = chosen < blocks
+    block = (chosen + first)[is_pair]
     block, order = block.int().sort(stable=True)
     numbers, counts = block.unique_consecutive(return_counts=True)
     width = max(min(TOGETHER, len(block)), 1)
@@ -168,12 +168,12 @@ def _layout(of: tuple[slice, slice], chosen: Tensor, query: Tensor, first: Tenso
     place = torch.empty(len(block), dtype=torch.int32)
     place[order] = sorted_place.int()
     queries = query.new_full((int(rows.sum()) * width,), torch.iinfo(torch.int32).max)
-    queries[sorted_place] = query.expand_as(kept)[kept][order]
+    queries[sorted_place] = query.expand_as(is_pair)[is_pair][order]
     number = numbers.repeat_interleave(rows).long()
     hidden = number // (groups * blocks) * blocks + number % blocks
-    pairs = kept.sum(-1).flatten()
+    pairs = is_pair.sum(-1).flatten()
     first_pair = (pairs.cumsum(0) - pairs).int()
-    return _Layout(of, kept, place, first_pair, queries.view(-1, width), number, hidden)
+    return _Layout(of, is_pair, place, first_pair, queries.view(-1, width), number, hidden)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -149,17 +149,17 @@ def attend_backward(
     v_at, v_real = _rows(v, batch, head, keys, vb, vh, vt, VALUE, SIDE, VALUES)
     u_at, u_real = _rows(upstream, batch, head, queries, ub, uh, ut, VALUE, SIDE, VALUES)
     q_, k_, v_ = tl.load(q_at, q_real, 0.0), tl.load(k_at, k_real, 0.0), tl.load(v_at, v_real, 0.0)
-    given = tl.load(u_at, u_real, 0.0)
+    d_heads = tl.load(u_at, u_real, 0.0)
     weights = _weights(q_, k_, valid, batch, queries, keys, scale, CAUSAL, MASKED, SIDE)
-    own = sums + batch * heads * (2 * KEY + VALUE)
-    last = own + 2 * heads * KEY
-    gradient = tl.dot(tl.trans(weights.to(given.dtype)), given)
+    segment_sums = sums + batch * heads * (2 * KEY + VALUE)
+    last = segment_sums + 2 * heads * KEY
+    gradient = tl.dot(tl.trans(weights.to(d_heads.dtype)), d_heads)
     _store(gradient, d_v, last, batch, head, keys, dvb, dvh, dvt, VALUE, SIDE, VALUES, SUMMED)
-    product = tl.dot(given, tl.trans(v_)) * weights
+    product = tl.dot(d_heads, tl.trans(v_)) * weights
     d_scores = ((product - weights * tl.sum(product, 1)[:, None]) * scale).to(q_.dtype)
-    _store(tl.dot(d_scores, k_), d_q, own, batch, head, queries, dqb, dqh, dqt, KEY, SIDE, KEYS, SUMMED)
+    _store(tl.dot(d_scores, k_), d_q, segment_sums, batch, head, queries, dqb, dqh, dqt, KEY, SIDE, KEYS, SUMMED)
     gradient = tl.dot(tl.trans(d_scores), q_)
-    _store(gradient, d_k, own + heads * KEY, batch, head, keys, dkb, dkh, dkt, KEY, SIDE, KEYS, SUMMED)
+    _store(gradient, d_k, segment_sums + heads * KEY, batch, head, keys, dkb, dkh, dkt, KEY, SIDE, KEYS, SUMMED)
 
 
 @triton.jit(do_not_specialize=["rows"])
