@@ -261,7 +261,7 @@ class Run:
 
 
 def run_folder(name: str) -> Path:
-    """Return the folder of the run of this name. Raises: RunError for a name that is not a single folder."""
+    """Return the folder of the run with this name. Raises: RunError for a name that is not a single folder."""
     if name in ("", "..") or Path(name).name != name:
         raise RunError(f"--name {shown(name)}: a run's name is one folder under {RUNS}, without slashes")
     return RUNS / name
@@ -295,7 +295,7 @@ def can_resume(folder: Path) -> bool:
 
 
 def resumable_folder(name: str | None) -> Path | None:
-    """Return the folder of the run of this name if it can be resumed. Raises: RunError as `run_folder`."""
+    """Return the folder of the run with this name if it can be resumed. Raises: RunError as `run_folder`."""
     folder = None if name is None else run_folder(name)
     return folder if folder is not None and can_resume(folder) else None
 

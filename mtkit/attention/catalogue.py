@@ -44,7 +44,7 @@ def table() -> str:
 
 
 def year_table(first: int | None = None, last: int | None = None) -> str:
-    """Return a table of the mechanisms of these years, by year, then by family; those without a year at the end.
+    """Return a table of mechanisms from these years, by year, then by family; those without a year at the end.
 
     Raises: MtkitError if there is none.
     """

@@ -29,8 +29,8 @@ class Site:
     maximum length and width; None: as the query's. `positions`, `projection`, `merge` and `regularizer` name the
     content of the four slots, None for the plain one; a slot with options of its own is a mapping, {"name":
     "grouped-query", "kv_heads": 2}. `shared` is one dictionary for all attentions of a model. A module that several of
-    them use is a sub-module of one of them, so that it is saved once; the others find it here. `layer_heads` is the
-    number of heads of the layer if this attention computes only `heads` of them (`mtkit.attention.mixed_heads`).
+    them use is a sub-module in one of them, so that it is saved once; the others find it here. `layer_heads` is the
+    layer's number of heads if this attention computes only `heads` of them (`mtkit.attention.mixed_heads`).
     """
 
     role: str

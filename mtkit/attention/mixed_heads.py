@@ -100,7 +100,7 @@ class MixedHeads(Attention):
         return learned
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Load a state of the same mix, or give each kind its heads' slices of the projections of `full`."""
+        """Load a state of the same mix, or give each kind its heads' slices of `full`'s projections."""
         super().adopt(full_state)
         for number, (part, first) in enumerate(self.firsts()):
             if sliced := _slices(full_state, first, part.site):

@@ -143,7 +143,7 @@ class ListOf:
 
 @dataclass(frozen=True)
 class Null:
-    """Meaning of a default of None: `Annotated[Natural | None, Null("1 in the encoder, 0 in the decoder")] = None`."""
+    """Meaning of the default None: `Annotated[Natural | None, Null("1 in the encoder, 0 in the decoder")] = None`."""
 
     meaning: str
 
@@ -172,7 +172,7 @@ class Option:
     hint: Any
     """Type annotation of the constructor's argument."""
     null: str = "null"
-    """Meaning of a default of None, for messages."""
+    """Meaning of the default None, for messages."""
 
     def allows(self, value: Any) -> bool:
         """Return whether the value has the type and keeps the limits."""

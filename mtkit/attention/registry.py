@@ -239,7 +239,7 @@ def check_heads(mechanism: Mechanism, heads: int) -> None:
 
 
 def _settings_of_kinds(mechanism: Mechanism, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the options and slots of each kind of a mix; KIND.OPTION overrides OPTION, which all kinds with it get."""
+    """Return the options and slots of each kind in a mix; KIND.OPTION overrides OPTION, which all kinds with it get."""
     settings = []
     for kind, _ in mechanism.kinds:
         common = {name: value for name, value in options.items() if name in kind.options}

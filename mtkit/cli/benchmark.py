@@ -242,7 +242,7 @@ def documents(
     attention: Annotated[
         str, Option(metavar="A,B", help="Mechanisms, each in the decoder and cross roles that it can play.")
     ] = "linear",
-    lengths: Annotated[str, Option(metavar="T,T", help="Pieces of each side of a document.")] = "500,1000,2000",
+    lengths: Annotated[str, Option(metavar="T,T", help="Pieces per side of a document.")] = "500,1000,2000",
     recipe: Annotated[
         Path | None, Option(help="Recipe with the model: a YAML file or a name from `mtkit recipes`.")
     ] = None,

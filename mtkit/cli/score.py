@@ -27,7 +27,7 @@ GOLD = {"gold_alignments", "one_based"}
 """Options of gold alignments only."""
 
 DOCUMENTS = {"document_ids", "output"}
-"""Options of scores of documents only."""
+"""Options that only document scores have."""
 
 OF_ALL = {"run", "name", "as_json"}
 

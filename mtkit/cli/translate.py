@@ -73,7 +73,7 @@ def translate(
         ),
     ] = None,
     document_ids: Annotated[
-        Path | None, Option(metavar="FILE", help="Document ids of the lines of --input, one per line.")
+        Path | None, Option(metavar="FILE", help="Document ids for the lines of --input, one per line.")
     ] = None,
     prefix: Annotated[
         Path | None,

@@ -72,7 +72,7 @@ def widths_of(edges: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def sizes_of(widths: np.ndarray, batch_tokens: int) -> np.ndarray:
-    """Return (batches,) the number of rows of each batch, for rows of non-decreasing widths.
+    """Return (batches,) the number of rows in each batch, for rows of non-decreasing widths.
 
     Rows times the widest row stay within `batch_tokens`, unless a single row is wider. Row numbers are rounded down to
     `ROW_DIGITS` binary digits.

@@ -88,7 +88,7 @@ class EpochPlan:
 def plan(
     side: Side, *, batch_tokens: int, max_length: int, seed: int, epoch: int, weights: Sequence[float] | None = None
 ) -> list[np.ndarray]:
-    """Return the rows of each batch of an epoch, in training order: a pure function of the arguments.
+    """Return the rows of an epoch's batches, in training order: a pure function of the arguments.
 
     A batch holds as many rows as keep rows times the wider side (end mark counted) within `batch_tokens`, rounded down
     to `ROW_DIGITS` binary digits, or a single longer row. Rows with more than `max_length` tokens on a side, end mark
@@ -184,7 +184,7 @@ def _count_copies(rows: np.ndarray) -> np.ndarray:
 
 
 class RowBlocks:
-    """Blocks of neighbouring rows of one corpus, with the number of rows of each width, up to `max_length`."""
+    """Blocks of neighbouring rows of one corpus, with the number of rows per width, up to `max_length`."""
 
     def __init__(self, side: Side, max_length: int) -> None:
         self.side = side

@@ -109,7 +109,7 @@ class Lengths(BaseModel):
 
 
 def lengths_of(prepared: "Prepared", longest: int) -> dict[str, Lengths]:
-    """Return the lengths of each direction of prepared data, without pairs of over `longest` pieces on a side."""
+    """Return the lengths in each direction of prepared data, without pairs of over `longest` pieces on a side."""
     measured = measure_lengths(prepared.train, len(prepared.directions), longest)
     lengths = dict(zip(prepared.directions, measured, strict=True))
     corpora = prepared.record["sides"]["train"]["corpora"]
@@ -123,7 +123,7 @@ def lengths_of(prepared: "Prepared", longest: int) -> dict[str, Lengths]:
 
 
 def measure_lengths(side: "Side", directions: int, longest: int) -> list[Lengths]:
-    """Return the lengths of each direction of a training side, without pairs of over `longest` pieces on a side."""
+    """Return the lengths in each direction of a training side, without pairs of over `longest` pieces on a side."""
     sums = [_Sums() for _ in range(directions)]
     for first in range(0, len(side), TOGETHER):
         rows = slice(first, first + TOGETHER)

@@ -81,7 +81,7 @@ class TextSample:
             self._files = [self._halve(file) for file in self._files]
 
     def read(self, corpora: Sequence[Corpus], progress: ProgressBar) -> list[int] | None:
-        """Sample these corpora; return the number of pairs of each, or None if only blocks were read.
+        """Sample these corpora; return the number of pairs in each, or None if only blocks were read.
 
         Blocks are read of plain text beyond 64 MiB. Raises: DataError as `read_corpus`.
         """

@@ -60,7 +60,7 @@ class SourceBatch:
     """(K,) ids of the pieces that may be generated; PAD, UNK, BOS and EOS come first, as in the vocabulary. None: all.
     The search numbers pieces by their index in this list."""
     lines: list[list[int]] | None = None
-    """For each segment, the maximum pieces of each line of its translation, with the break or EOS at its end; None: any
+    """For each segment, the maximum pieces per line of its translation, with the break or EOS at its end; None: any
     number of lines."""
     prefixes: list[tuple[int, ...]] | None = None
     """The pieces with which each translation must begin: a given beginning, or given first lines, each with the break
@@ -171,7 +171,7 @@ class Engine(Protocol):
         """Raises: MtkitError that names the first setting that the engine does not support."""
 
     def ready(self) -> AbstractContextManager[torch.device]:
-        """The context of all calls of `translate` and `log_probs`; gives the device of the batches."""
+        """The context for all calls of `translate` and `log_probs`; gives the device of the batches."""
 
     def translate(self, batch: SourceBatch) -> Hypotheses:
         """The hypotheses of each segment, best first, at least `settings.n_best`; with `mbr`, `settings.hypotheses`."""

@@ -66,7 +66,7 @@ def force_lines(
     alike: Sequence[Hashable] | None = None,
     on_progress: OnProgress = lambda lines: None,
 ) -> list[Forced]:
-    """The log-probabilities of the pieces of each target line, given its source line.
+    """The piece log-probabilities of each target line, given its source line.
 
     With `contexts` for a model with these `limits`, each line and its target follow as much of their context as fits;
     lines with equal values in `alike` get the same number of context sentences.

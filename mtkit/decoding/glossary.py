@@ -150,7 +150,7 @@ def _is_inside(character: str) -> bool:
 
 
 def _occurrences(text: Sequence[str], term: Sequence[str]) -> int:
-    """The number of occurrences of a term's tokens that do not overlap."""
+    """The number of times that a term's tokens occur, without overlap."""
     count = place = 0
     while place + len(term) <= len(text):
         same = text[place : place + len(term)] == term

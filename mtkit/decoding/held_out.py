@@ -44,7 +44,7 @@ class HeldOut:
     documents: Documents | None = None
     """The documents to translate together, if the data was prepared by documents and the side has any."""
     corpora: Sequence[int] | None = None
-    """The number of segments of each corpus, in order; None: there is one corpus."""
+    """The number of segments in each corpus, in order; None: there is one corpus."""
 
     def sample(self, segments: int) -> "HeldOut":
         """A sample of this number of segments: the first ones of each corpus, in proportion to its size, at least one.

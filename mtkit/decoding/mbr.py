@@ -23,7 +23,7 @@ Metric = Literal["chrf", "bleu"]
 Numbers = NDArray[np.float64]
 
 CHARACTERS, WORDS = 6, 4
-"""Maximum order of the n-grams of chrF and of BLEU."""
+"""Maximum n-gram order in chrF and in BLEU."""
 
 BETA = 2.0
 """Weight of recall in chrF."""
@@ -97,7 +97,7 @@ def _matches(ngrams: Sequence[Counter[Any]]) -> tuple[Numbers, Numbers]:
 
 
 def _chrf(by_order: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
-    """Return chrF of all pairs: the F-score of the means of precision and recall over the orders that both texts have.
+    """Return chrF of all pairs: the F-score of mean precision and mean recall over the orders that both texts have.
 
     Popović (WMT 2015), with sacrebleu's effective order.
     """

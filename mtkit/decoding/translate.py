@@ -186,7 +186,7 @@ def translate_lines(
 def _encode_prefixes(
     lines: SourceLines, tokenizer: Tokenizer, settings: DecodingSettings, longest: int | None
 ) -> list[tuple[int, ...]] | None:
-    """The pieces of the prefix of each line. Raises: MtkitError as `translate_lines`; DataError for a bad prefix."""
+    """The pieces of each line's prefix. Raises: MtkitError as `translate_lines`; DataError for a bad prefix."""
     if lines.prefixes is None:
         return None
     if lines.documents is not None or settings.no_repeat_ngram:

@@ -289,7 +289,7 @@ class Translator:
         alike: Sequence[Hashable] | None = None,
         on_progress: OnProgress = lambda lines: None,
     ) -> list[Forced]:
-        """The log-probabilities of the pieces of given translations; see `mtkit.decoding.forced.force_lines`."""
+        """The piece log-probabilities of given translations; see `mtkit.decoding.forced.force_lines`."""
         if not isinstance(lines, SourceLines):
             lines = self.source(lines)
         return force_lines(

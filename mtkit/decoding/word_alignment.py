@@ -37,7 +37,7 @@ from mtkit.text.tokenizer import BREAK, EOS, Tokenizers
 from mtkit.text.words import word_shares, word_starts
 
 FILE = "heads.json"
-"""Name of the file of heads in a run's folder."""
+"""Name of the heads' file in a run's folder."""
 
 PAIRS = 200
 """Maximum validation pairs for the choice of heads."""

@@ -1,4 +1,4 @@
-"""Log-probabilities of the words and of the pieces of given translations."""
+"""Log-probabilities of given translations' words and pieces."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class WordScores:
 
 
 def score_words(tokenizer: Tokenizer, text: str, forced: Forced) -> WordScores:
-    """The scores of the words of a target line, from the log-probabilities of its pieces.
+    """The word scores of a target line, from the log-probabilities of its pieces.
 
     A piece that spells parts of several words is divided among them by its bytes in each. A piece that spells nothing,
     such as a space, belongs to the word that follows it, or to the last word.

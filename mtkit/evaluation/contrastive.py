@@ -35,12 +35,12 @@ CHUNK = 1_000
 """Maximum segments that are scored together; a kill loses the work on them."""
 
 ALL = "all"
-"""The name of the group of all segments."""
+"""The name of the group with all segments."""
 
 
 @dataclass(frozen=True)
 class ContrastiveScores:
-    """A system's scores of the segments of a file, in order."""
+    """A system's segment scores for a file, in order."""
 
     path: Path
     """JSON Lines with the `log_probs` and numbers of `pieces` of the translations of a segment, the right one first."""
@@ -59,7 +59,7 @@ class ContrastiveScores:
 
 
 def scores_path(run: Run, file: Path) -> Path:
-    """Return the path of a run's scores of the segments of a file. Raises: MtkitError as `inside`."""
+    """Return the path of a run's segment scores for a file. Raises: MtkitError as `inside`."""
     name = file.name.removesuffix(".gz")
     return inside(run.folder, FOLDER, f"{Path(name).stem}.jsonl")
 

@@ -1,4 +1,4 @@
-"""Measures of the heads of a trained network: learned numbers, entropy and distance of weights, the loss each prevents.
+"""Measures of a trained network's heads: learned numbers, entropy and distance of weights, the loss each prevents.
 
 Heads are switched off one at a time, as by Michel, Levy and Neubig, "Are Sixteen Heads Really Better than One?",
 NeurIPS 2019, arXiv 1905.10650, section 3.2: a head's output is zero before `out_proj`, and nothing is trained again.
@@ -47,7 +47,7 @@ class LayerHeads:
     learned: dict[str, Tensor] = field(default_factory=dict)
     """`Attention.learned_numbers`: (H,) or (H, n)."""
     entropy: Tensor | None = None
-    """(H,) entropy of the weights of a query, in nats: the mean over queries; None if there are no weights."""
+    """(H,) entropy of a query's weights, in nats: the mean over queries; None if there are no weights."""
     distance: Tensor | None = None
     """(H,) mean |i - j| of query i and key j under the weights, in pieces. In the cross role i is the place in the
     source that corresponds to the target position: the two begin together and end together."""

@@ -56,7 +56,7 @@ def _losses(axes: Any, rows: Rows) -> None:
 
 
 def score_lines(rows: Rows, measure: str) -> list[tuple[str, list[tuple[int, float]]]]:
-    """Return the validation scores of a measure of `SHOWN` as lines of (update, score) points, with their signatures.
+    """Return the validation scores of a measure in `SHOWN` as lines of (update, score) points, with their signatures.
 
     A new line begins whenever the signature changes; the last line has the current signature.
     """

@@ -190,11 +190,11 @@ NO_BLEU, SOME_CHRF = 0.5, 20.0
 
 
 MEAN = ("segments", "mean")
-"""Key and value in the signature of a mean of segment scores."""
+"""Key and value in the signature of a segment-score mean."""
 
 
 def digits_of(signature: str) -> int:
-    """Return the decimals of a score in tables: 2 of percentages, 4 of means of segment scores (COMET: 0 to 1)."""
+    """Return the decimals of a score in tables: 2 for percentages, 4 for mean segment scores (COMET: 0 to 1)."""
     return 4 if ":".join(MEAN) in signature.split("|") else 2
 
 

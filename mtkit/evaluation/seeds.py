@@ -180,7 +180,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class _Error:
-    """Parts of the variance of a mean, or of a difference of means."""
+    """Parts of the variance of a mean, or of the difference between means."""
 
     seeds: float
     freedom: float
@@ -264,7 +264,7 @@ def _tested(first: SeedScores, entry: SeedScores) -> Tested:
 
 
 def _error(entries: Sequence[SeedScores]) -> _Error:
-    """Return the error of an entry's mean, or of the difference of two entries' means.
+    """Return the error of an entry's mean, or of the difference between two entries' means.
 
     If an entry has one seed, the error is that over segments, for the seeds that there are.
     """

@@ -33,7 +33,7 @@ DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
 
 
 class _MeanSignature(Signature):  # type: ignore[misc]
-    """Signature of a metric that sacrebleu does not compute: no version or number of references of sacrebleu."""
+    """Signature of a metric that sacrebleu does not compute: without sacrebleu's version and number of references."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         super().__init__(args)
@@ -110,7 +110,7 @@ def read_segment_scores(path: Path, translated: Translated, segments: int) -> Nu
 def added_scores(
     files: Sequence[Translated], texts: SystemTexts, segment_scores: Mapping[str, Sequence[Path]], comet: Sequence[str]
 ) -> list[list[Statistics]]:
-    """Return the statistics by system and metric of files of segment scores by metric, and of models of COMET."""
+    """Return the statistics by system and metric, from files of segment scores by metric, and from COMET models."""
     by_metric = [
         [
             segment_means(name, read_segment_scores(path, file, len(texts.hypotheses[0])))

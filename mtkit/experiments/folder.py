@@ -142,7 +142,7 @@ class _Failed(_Trial):
 
 @stored
 class _Pruned(_Trial):
-    """Row of a trial of the search that the pruner stopped: its validations so far."""
+    """Row of a search trial that the pruner stopped: its validations so far."""
 
     pruned: Literal[True]
     valid: dict[str, Any]
@@ -327,7 +327,7 @@ class Folder:
         self.keep(name, failed=" ".join(reason.split()), **measured)
 
     def prune(self, name: str, curve: Sequence[Mapping[str, Any]]) -> None:
-        """Write the row of a trial of the search that the pruner stopped after the validations of `curve`."""
+        """Write the row of a search trial that the pruner stopped after the validations of `curve`."""
         best = max(curve, key=lambda point: validation_score({"valid": point}))
         self.keep(name, pruned=True, valid=dict(best), curve=list(curve))
 

@@ -1,6 +1,6 @@
 """Early stopping of a search's trials by Optuna's pruners: bad ones make room for others.
 
-A trial is compared with the other trials of the search of its entry on its task, at the same number of validations.
+A trial is compared with the other trials in the search for its entry on its task, at the same number of validations.
 Trials with the full budget of a chosen point's other seeds are never stopped.
 
 Sources: Golovin et al., 2017, "Google Vizier", section 3.2.1 (median); Li et al., 2020, "A system for massively

@@ -256,7 +256,7 @@ class Numbering:
 
     @property
     def count(self) -> int:
-        """Number of rows of Marian's weights."""
+        """Number of rows in Marian's weights."""
         return max(row for row in self.rows if row is not None) + 1
 
     def _check(self, count: int, what: str) -> None:

@@ -109,7 +109,7 @@ class _FeedForwardAndNorm(torch.autograd.Function):
 
 @cache
 def _constants(width: int, share: float, shifted: bool) -> dict[str, Any]:
-    """The constants of the kernels of residual sums."""
+    """The constants of kernels for residual sums."""
     columns = _power(width)
     return {
         "WIDTH": width,

@@ -85,7 +85,7 @@ class _Table:
         self.vectors: dict[str, Tensor] = {}
         """The vectors (W,) of wanted words."""
         self.sums = torch.zeros(self.weight.shape, dtype=torch.float64)
-        """(V, W) sums of the vectors of words that contain a piece."""
+        """(V, W) summed vectors of words that contain a piece."""
 
     def add(self, words: Sequence[str], vectors: Tensor) -> None:
         """Add frequent words, with their vectors (N, W), to the sums of the pieces that they contain."""

@@ -59,7 +59,7 @@ class _Stack:
     generators: list[list[Tensor]] = field(default_factory=list)
     """The states of the random generators before each sub-layer."""
     chosen: list[int] = field(default_factory=list)
-    """The number of choices of each sub-layer."""
+    """The number of choices in each sub-layer."""
 
     @property
     def all_parameters(self) -> list[nn.Parameter]:
@@ -135,7 +135,7 @@ def _parameters(*modules: nn.Module) -> tuple[nn.Parameter, ...]:
 
 
 def _generators(device: torch.device) -> list[Tensor]:
-    """The states of the generators of dropout."""
+    """The states of dropout's generators."""
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 

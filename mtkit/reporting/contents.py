@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mtkit.decoding.alignment import Alignment
 
 SHOWN = 5
-"""Number of segments of each kind in a report."""
+"""Number of segments per kind in a report."""
 WORDS = (8, 14)
 """Preferred minimum and maximum words of the segment whose attention is shown."""
 
@@ -56,7 +56,7 @@ class ShownAttention:
 
     @property
     def maps(self) -> list[tuple[str, list[list[float]]]]:
-        """Title and weights (T, S) of each head of each layer that has weights."""
+        """Title and weights (T, S) of each head in each layer that has weights."""
         return [
             (f"layer {layer} head {head}", weights.tolist())
             for layer, of_layer in enumerate(self.aligned.layers["cross"], start=1)
@@ -98,7 +98,7 @@ def shown_segments(files: Sequence[Translated]) -> dict[str, list[ShownSegment]]
 
 
 def differing(text: str, other: str) -> set[int]:
-    """Return the indices of the words of `text` that have no match in `other`."""
+    """Return the indices of the words in `text` that have no match in `other`."""
     ours, theirs = words(text), words(other)
     matches = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
     return set(range(len(ours))) - {place for block in matches for place in range(block.a, block.a + block.size)}

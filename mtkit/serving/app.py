@@ -134,7 +134,7 @@ class Handlers:
         return {key: values[0] for key, values in answer.items()} if isinstance(body.q, str) else answer
 
     async def attention(self, body: AttentionBody, left: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
-        """Hypotheses of a line with scores, pieces, and attention weights of one of them."""
+        """Hypotheses of a line with scores, pieces, and attention weights for one of them."""
         direction, n_best = self._check([body.q], body)
         lines = [line for line in LINE_END.split(body.q) if not is_blank(line)]
         if len(lines) != 1:

@@ -57,7 +57,7 @@ class Page:
         return [*pages[:-1], Page((*pages[-1].between[:1], last), self.segments[-1:])] if pages else [self]
 
     def restore(self, targets: Sequence[str], links: Sequence[Iterable[tuple[int, int]]]) -> str:
-        """The page with the translations of the lines of `text`, by links as in `mtkit.text.markup.restore`."""
+        """The page with translations of `text`'s lines, by links as in `mtkit.text.markup.restore`."""
         page = self.between[0]
         # not strict: without segments, `text` is one empty line
         for segment, target, its_links, text in zip(self.segments, targets, links, self.between[1:], strict=False):

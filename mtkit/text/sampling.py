@@ -69,7 +69,7 @@ class Words:
         return bool(self.fixed[np.frombuffer(word, dtype=np.int32)[0]])
 
     def split(self, rows: Ragged) -> tuple[list[bytes], np.ndarray]:
-        """Return the words of all rows, and the number of words of each row, (rows,) int64."""
+        """Return the words of all rows, and the number of words in each row, (rows,) int64."""
         begins = np.ones(len(rows.flat), dtype=bool)
         pairs = self._last[rows.flat[:-1]] * self._base + self._first[rows.flat[1:]]
         begins[1:] = ~np.isin(pairs, self._neighbours)
@@ -129,7 +129,7 @@ class BpeDropout:
         return Ragged(flat, lengths)
 
     def _count_merges(self, words: list[bytes]) -> None:
-        """Cache the number of merges of each word without dropout."""
+        """Cache the number of merges in each word without dropout."""
         if len(self._merges) > _REMEMBERED_WORDS:
             self._merges.clear()
         new = [word for word in dict.fromkeys(words) if word not in self._merges]

@@ -28,7 +28,7 @@ _TEXT = {"string", "large_string", "string_view"}
 
 
 def tsv_rows(path: Path, columns: Sequence[str], repairs: Repairs, *, gaps: bool) -> Rows:
-    """Yield `columns` of each row of a file of tab-separated values.
+    """Yield `columns` of each row in a file of tab-separated values.
 
     There is no quoting: every tab separates two fields. If columns are given by name, the first line holds the names;
     if by number, from 1, the first line is the first row. With `gaps`, a blank line is a row of empty texts.
@@ -60,7 +60,7 @@ def tsv_rows(path: Path, columns: Sequence[str], repairs: Repairs, *, gaps: bool
 
 
 def jsonl_rows(path: Path, columns: Sequence[str], repairs: Repairs, *, gaps: bool) -> Rows:
-    """Yield `columns` of each row of a file with one JSON object a line.
+    """Yield `columns` of each row in a file with one JSON object a line.
 
     A column is a key, or keys joined by dots for nested objects, as `translation.en`. With `gaps`, a blank line is a
     row of empty texts.
@@ -133,7 +133,7 @@ def _json_type(value: Any) -> str:
 
 
 def parquet_rows(path: Path, columns: Sequence[str], repairs: Repairs) -> Rows:
-    """Yield `columns` of each row of a Parquet file, read batch by batch.
+    """Yield `columns` of each row in a Parquet file, read batch by batch.
 
     Raises: DataError if it is no valid Parquet file, lacks a column, or a column holds something else than text.
     """
@@ -152,7 +152,7 @@ def parquet_rows(path: Path, columns: Sequence[str], repairs: Repairs) -> Rows:
 def arrow_rows(
     batches: Iterable[pa.RecordBatch | pa.Table], columns: Sequence[str], repairs: Repairs, name: str
 ) -> Rows:
-    """Yield `columns` of each row of Arrow batches, which messages call `name`.
+    """Yield `columns` of each row in Arrow batches, which messages call `name`.
 
     A column is given by its name, or by names joined by dots if columns are nested, as `translation.en`.
 
@@ -215,7 +215,7 @@ def _leaves(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[str]:
 def dataset_rows(
     name: str, subset: str | None, split: str, columns: Sequence[str], repairs: Repairs, *, streaming: bool
 ) -> Rows:
-    """Yield `columns` of each row of a data set's split.
+    """Yield `columns` of each row in a data set's split.
 
     Raises: DataError if the data set, subset, split or column does not exist, cannot be fetched, or is no text.
     """

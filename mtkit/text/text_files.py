@@ -121,7 +121,7 @@ def next_line(file: BinaryIO, place: int) -> int:
 
 
 def _size_of_lines(file: BinaryIO, lines: int) -> int:
-    """Return the number of bytes of the next so many lines; of fewer if the file ends before."""
+    """Return the number of bytes in the next so many lines; of fewer if the file ends before."""
     size = 0
     while lines and (block := file.read(_BUFFER)):
         ends = block.count(b"\n")

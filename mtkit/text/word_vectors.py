@@ -40,7 +40,7 @@ class WordLine(NamedTuple):
 
 
 class WordVectors:
-    """The lines of a file of word vectors, also gzipped (.gz), as an iterator that reads the file once, as a stream.
+    """The lines of a word-vector file, also gzipped (.gz), as an iterator that reads the file once, as a stream.
 
     Blank lines, and lines whose word is empty or not UTF-8, are left out; `unreadable` counts the latter. Only the
     number of fields is checked in all lines; `parse` checks the numbers of a line.

@@ -112,7 +112,7 @@ def without_onednn() -> Iterator[None]:
 
 
 def flops_per_token(recipe: Recipe, prepared: Prepared) -> float:
-    """Count the training FLOPs per target token: forward pass, loss and backward pass of batches of the first epoch.
+    """Count the training FLOPs per target token: forward pass, loss and backward pass of the first epoch's batches.
 
     The sample is `BATCHES` batches whose widths are evenly spaced. Padding counts as operations, and not as tokens;
     so does what reversible layers and kernels compute again. Everything runs in float32 on the CPU by the operations of

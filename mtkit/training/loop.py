@@ -331,7 +331,7 @@ class Training:
         return f"the last good checkpoint is {good}" if good else "there is no good checkpoint"
 
     def _total_updates(self) -> tuple[int | None, bool]:
-        """The number of updates of the training, None if it is unknown, and whether it is an estimate."""
+        """The training's number of updates, None if it is unknown, and whether it is an estimate."""
         total = self.limits.total_updates(self.progress)
         return (None if total == ENDLESS else total), self.limits.is_estimate(total)
 

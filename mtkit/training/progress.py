@@ -231,7 +231,7 @@ class Limits:
         return min(max(self._shares(progress).values(), default=0.0), 1.0)
 
     def total_updates(self, progress: Progress) -> int:
-        """The number of updates of the training; else `ENDLESS`.
+        """The training's number of updates; else `ENDLESS`.
 
         For limits of tokens, FLOPs and minutes it is estimated from the pace until now.
         """

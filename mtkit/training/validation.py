@@ -188,7 +188,7 @@ def dry_run_validation(model: Network, recipe: Recipe, prepared: Prepared) -> No
 
 
 def scoring_fingerprint(recipe: Recipe) -> str:
-    """Fingerprint of the settings of search and scoring: validations with other settings are not comparable."""
+    """Fingerprint of the search and scoring settings: validations with other settings are not comparable."""
     settings: list[Any] = [
         recipe.decoding.model_dump(exclude={"batch_tokens"}),
         recipe.scoring.model_dump(exclude={"metrics"}),

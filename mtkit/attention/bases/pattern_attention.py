@@ -200,7 +200,7 @@ def by_head(patterns: Sequence[Pattern]) -> list[PatternGroup]:
 
 
 def together(outputs: Sequence[tuple[Tensor, Tensor | None]], axis: int) -> tuple[Tensor, Tensor | None]:
-    """The outputs of all groups of heads, along `axis`, and their weights (B, H, ...) if they have any."""
+    """The outputs of all head groups, along `axis`, and their weights (B, H, ...) if they have any."""
     if len(outputs) == 1:
         return outputs[0]
     weights = [each for _, each in outputs if each is not None]

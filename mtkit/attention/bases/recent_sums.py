@@ -1,4 +1,4 @@
-"""Decayed sums of products of keys and values, in decoding: the latest rows, and the sums over all earlier ones.
+"""Decayed sums of key-value products, in decoding: the latest rows, and the sums over all earlier ones.
 
 A step that changes the sums S = sum_j e^a_j k_j v_j^T reads and writes M V numbers per head and hypothesis, and moving
 a hypothesis copies them. Over few rows, q S = sum_j e^a_j (q . k_j) v_j costs less. So the latest rows are kept, in a

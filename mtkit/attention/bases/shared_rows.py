@@ -21,7 +21,7 @@ COMPACTED = 128
 
 
 def start_rows(batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
-    """Return an empty cache with a tensor (B, heads, capacity, width) for each name, of the type of `like`.
+    """Return an empty cache with a tensor (B, heads, capacity, width) for each name, of `like`'s type.
 
     Each position has N rows, or one before hypotheses branch off; "rows" of them are written, for "count" positions.
     "seen" (B, N, capacity) are the masks, unless there is one row per position. "position" (B, capacity) is the same in

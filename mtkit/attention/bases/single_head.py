@@ -43,7 +43,7 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {"relu2": relu_squared, "la
 
 
 class OneHead(Projection):
-    """One head, whatever the number of heads of the model, with its own widths of keys and values."""
+    """One head, also if the model has several, with its own widths of keys and values."""
 
     def __init__(self, site: Site, key_width: int, value_width: int) -> None:
         super().__init__(site, key_width)

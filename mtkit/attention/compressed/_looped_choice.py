@@ -1,4 +1,4 @@
-"""Attention to compressed blocks, and importance of the blocks of tokens in them, by compiled loops on the CPU."""
+"""Attention to compressed blocks, and the importance of token blocks in them, by compiled loops on the CPU."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +28,7 @@ class How(NamedTuple):
     scale: float
     blocks: int
     seen: Tensor
-    """(N,): the number of keys of each stream."""
+    """(N,): the number of keys in each stream."""
     select: Callable[[int, Tensor], None]
     """Called with the first of some queries, and the importance (N, queries, blocks) of blocks for these."""
 

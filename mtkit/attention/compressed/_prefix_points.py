@@ -99,7 +99,7 @@ def _read_far(
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute the function of `_Part` for any scores: each exponential is relative to the maximum up to a position.
 
-    This takes exponentials of all pairs of positions in a block, and of all pairs of blocks.
+    This takes exponentials for all position pairs in a block, and for all block pairs.
     """
     blocks, counted = scores.unflatten(2, (-1, BLOCK)), F.pad(v, (0, 1), value=1.0)  # sums of the ones are totals
     v_blocks = counted.unflatten(2, (-1, BLOCK))  # (H, B, L, c, V + 1)

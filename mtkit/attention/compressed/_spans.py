@@ -119,7 +119,7 @@ def spans_seen(spans: Spans, position: Tensor, number: Tensor, *, causal: bool, 
 
 
 def span_lists(spans: Spans, length: int, *, causal: bool, radius: int, device: torch.device) -> Lists:
-    """Return, for `attend_listed`, the spans within `radius` of each block of queries; label 0 if a query sees a span,
+    """Return, for `attend_listed`, the spans within `radius` of each query block; label 0 if a query sees a span,
     else 1.
     """
     count = spans.count(length)

@@ -217,7 +217,7 @@ MOST_KEYS = 128
 
 
 class Samples:
-    """The sampled keys of each query of each head: U(n) = max(min(c ceil(ln n), n), 1) of n keys; c is `factor`."""
+    """The sampled keys of each query in each head: U(n) = max(min(c ceil(ln n), n), 1) of n keys; c is `factor`."""
 
     def __init__(self, heads: int, factor: int, key: int) -> None:
         """`key`: a number for seed, role and layer, from `random_key`."""
@@ -234,7 +234,7 @@ class Samples:
     def picks(self, i: Tensor, keys: Tensor, slots: int) -> tuple[Tensor, Tensor]:
         """Return the keys sampled, (B or 1, H, c, slots), for queries at i (c,), and which of the slots are used.
 
-        keys (B or 1, 1, c or 1): the number of keys of each query, from the first on.
+        keys (B or 1, 1, c or 1): the number of keys for each query, from the first on.
         """
         head, slot = (torch.arange(count, device=i.device) for count in (self.heads, slots))
         draws = hashed(hashed(hashed(head + self.key).unsqueeze(-1) + i).unsqueeze(-1) + slot)  # (H, c, slots)

@@ -47,7 +47,7 @@ class Edges(NamedTuple):
     log_prob: Tensor
     """(B, G, c): the sum over the drawn edges; 0 if none was drawn."""
     entropy: Tensor
-    """(B, G, c): the entropies of the distributions of each draw, summed; 0 unless requested."""
+    """(B, G, c): the summed entropies of each draw's distributions; 0 unless requested."""
 
 
 class EdgePredictor(nn.Module):
@@ -149,7 +149,7 @@ class EdgePredictor(nn.Module):
     def naive(
         self, query: Tensor, tokens: Tensor, *, role: str, graph: int, noise_key: Tensor | None = None
     ) -> tuple[list[list[int]], Tensor]:
-        """Choose the targets of each source of one segment in one graph, one by one, with their log-probability.
+        """Choose the targets of each source in one segment and graph, one by one, with their log-probability.
 
         query (T, D) and tokens (S, D), without padding.
         """

@@ -85,7 +85,7 @@ class Reformer(HeadAttention):
         self.register_buffer("training_rotations", self._drawn(update=0))
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Softmax over the union of the keys of all rounds, in blocks of tokens sorted by bucket."""
+        """Softmax over the union of all rounds' keys, in blocks of tokens sorted by bucket."""
         query_valid = inputs.query_valid
         q, v, buckets = self._hashed(inputs.query, query_valid)
         heads = self._attend(q, v, replay_choice(buckets, self.lsh_buckets + 1), query_valid)

@@ -1,7 +1,7 @@
 """Sinkhorn attention: learned soft weights sort blocks of keys; a query reads its own block and the sorted block.
 
 Paper: Tay, Bahri, Yang, Metzler and Juan, "Sparse Sinkhorn Attention", ICML 2020, arXiv 2002.11296.
-Scores of all pairs of blocks become nearly a permutation: their exponentials are divided by the sums of rows and of
+Scores of all block pairs become nearly a permutation: their exponentials are divided by the sums of rows and of
 columns in turn. Row n then mixes the blocks of keys and values, slot by slot, into the block that block n reads.
 Departures: the sorted and the own block share one softmax, so that a single block is full attention; the paper adds two
 terms. By default, products of mean queries and keys score blocks (sinkhorn_sortnet=attn), which has no limit of length;

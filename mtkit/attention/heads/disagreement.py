@@ -24,7 +24,7 @@ TYPES = ("subspace", "position", "output")
 
 
 class Disagreement(Regularizer):
-    """A loss that drives the heads apart: the mean agreement of all pairs of heads.
+    """A loss that drives the heads apart: the mean agreement over all pairs of heads.
 
     types: what is compared, one or more of "subspace" (values), "position" (attention weights) and "output" (outputs of
     the heads), as in "output,position". weight: weight of the loss.

@@ -55,7 +55,7 @@ class EmRouting(Capsules):
     def routed(self, votes: Tensor) -> Tensor:
         """Return activation * mean (N, P, R) of each capsule, from votes (H, N, P, R).
 
-        In float32: a density multiplies the errors of the votes of all dimensions of a capsule.
+        In float32: a density multiplies the vote errors of all dimensions in a capsule.
         """
         heads, capsules = votes.shape[:2]
         share = votes.new_full((heads, 1, 1), 1 / capsules)  # of capsule n in head a, (H, N, R)

@@ -83,7 +83,7 @@ def _shared_out(scales: Sequence[int], alpha: float, site: Site) -> list[int]:
 
 
 def _of_layer(table: list[int], site: Site) -> list[int]:
-    """Return the width of each head of a layer. Raises: MtkitError if the table does not divide into equal shares."""
+    """Return the width of each head in a layer. Raises: MtkitError if the table does not divide into equal shares."""
     if not table or len(table) % site.layers:
         raise refused("widths", table, f"have as many numbers for each of the {site.layers} layers")
     count = len(table) // site.layers

@@ -209,7 +209,7 @@ def attend_in_chunks(
 
 
 def _members_so_far(group: Tensor, groups: int) -> Tensor:
-    """Return the number of members of each group up to each position, (B, H, T, groups + 1)."""
+    """Return the number of members in each group up to each position, (B, H, T, groups + 1)."""
     each = torch.arange(groups + 1, device=group.device)
     return (group.unsqueeze(-1) == each).cumsum(2, dtype=torch.int32)
 
@@ -284,7 +284,7 @@ def attend_chosen_to_chosen(
 def attend_beside(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, *, scale: float, dropout: float = 0.0
 ) -> Tensor:
-    """Outputs (B, H, blocks, t, V) of the queries of each block over the keys next to it; zero without a key.
+    """Outputs (B, H, blocks, t, V) of each block's queries over the keys next to it; zero without a key.
 
     q (B, H, blocks, t, K), k (B, H, blocks, s, K), v (B, H, blocks, s, V); visible broadcasts to (B, H, blocks, t, s),
     None if all keys are visible.

@@ -312,7 +312,7 @@ def visible_keys(q: Tensor, k: Tensor, causal: bool, valid: Tensor | None) -> Te
 
 
 def _fused_by_group(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
-    """The fused kernel, with keys and values of groups of heads."""
+    """The fused kernel, with keys and values for groups of heads."""
     heads = q.shape[1]
     return fused_attention(q, expand_heads(k, heads), expand_heads(v, heads), **how)
 

@@ -1,4 +1,4 @@
-"""Softmax attention of blocks of queries over lists of keys, with a label for each pair, in O(T) memory."""
+"""Softmax attention of query blocks over lists of keys, with a label for each pair, in O(T) memory."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ LANES = 8
 
 @dataclass(frozen=True)
 class Lists:
-    """The keys of each block of queries: places (blocks, L) in the sequence of keys.
+    """The keys of each query block: places (blocks, L) in the sequence of keys.
 
     The list of a block may hold a place twice, but a query sees it at most once.
 

@@ -280,7 +280,7 @@ def window(x: Tensor, first: int, last: int, *, step: int, width: int, zeros_bef
 
 
 def room(last: int, step: int, width: int) -> int:
-    """The number of rows of a total for windows 0 to `last`."""
+    """The number of rows in a total for windows 0 to `last`."""
     return last * step + -(-width // step) * step  # `add_windows` adds whole pieces of `step` rows
 
 

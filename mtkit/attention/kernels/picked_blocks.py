@@ -1,4 +1,4 @@
-"""Softmax attention of blocks of queries over blocks of keys picked for each segment and head, in O(T) memory.
+"""Softmax attention of query blocks over key blocks picked for each segment and head, in O(T) memory.
 
 A pattern whose members all see blocks of one size, some of them picked (drawn or a segment's last ones), needs no
 layout but a list of their numbers.
@@ -153,11 +153,11 @@ class _PickedBlocks(TileProvider):
         hidden: Tensor,
         own: Tensor | None,
     ) -> None:
-        """Store the picks and masks of each block of queries.
+        """Store the picks and masks of each query block.
 
         picks (n, slots); first_key (n,): the first block of the same segment and head among all blocks of keys, and
         first_hidden (n,) among hidden (blocks + 1, c), which is added to scores: the last row is an empty slot's. If
-        causal, own (n,): the number of the block of keys at the queries' positions.
+        causal, own (n,): the number of the key block at the queries' positions.
         """
         super().__init__(scale)
         self.picks, self.first_key, self.first_hidden = picks, first_key, first_hidden

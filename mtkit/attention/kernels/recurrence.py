@@ -18,7 +18,7 @@ NUMBERS_AT_ONCE = {"cpu": 1 << 18}
 
 
 class Part(NamedTuple):
-    """A range of positions of a few streams."""
+    """A range of positions in a few streams."""
 
     streams: slice
     positions: slice

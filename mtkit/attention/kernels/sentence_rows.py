@@ -100,7 +100,7 @@ def _real(number: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _since_change(x: Tensor) -> Tensor:
-    """Return the number of elements of x (n,) since the last change, for each element: 0 at a change."""
+    """Return the number of elements in x (n,) since the last change, for each element: 0 at a change."""
     index = torch.arange(len(x), device=x.device)
     changed = F.pad(x[1:] != x[:-1], (1, 0))
     return index - (index * changed).cummax(0).values

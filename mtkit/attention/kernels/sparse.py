@@ -224,7 +224,7 @@ def _attend_parts(
 
 
 def _parts(pattern: Pattern, length: int, causal: bool, valid: Tensor | None, relative: bool) -> list[Part]:
-    """The layouts of the members of the pattern, its rows excepted."""
+    """The layouts of the pattern's members, except its rows."""
     columns = Columns(max((member.count for member in pattern.members if isinstance(member, Columns)), default=0))
     parts: list[Part] = []
     earlier: Pattern = Union(())

@@ -1,4 +1,4 @@
-"""Softmax attention of blocks of queries over keys, a few blocks at a time, in O(T) memory.
+"""Softmax attention of query blocks over keys, a few blocks at a time, in O(T) memory.
 
 One autograd function serves all providers of blocks. A provider yields tiles: a few blocks of queries with their keys,
 values and scores, so few that the scores stay in the processor's cache. The backward pass computes the scores again, as

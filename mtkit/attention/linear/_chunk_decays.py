@@ -59,7 +59,7 @@ class _Decays:
 
 
 class HeadDecays(_Decays):
-    """Decays of all channels of a head together, from logarithms (n, c, 1), or of n / i chunks, repeated i times."""
+    """Decays common to all channels of a head, from logarithms (n, c, 1), or of n / i chunks, repeated i times."""
 
     def __init__(self, decay: Tensor, directions: Directions, chunks: int) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ NUMBERS_AT_ONCE = {"cpu": 1 << 19}
 
 
 class Part(NamedTuple):
-    """A range of chunks of a few segments; several chunks only of all segments."""
+    """A range of chunks in a few segments; several chunks only of all segments."""
 
     chunks: slice
     segments: slice

@@ -96,7 +96,7 @@ def _shifted(first: int, last: int, length: int, taps: int, reverse: bool) -> It
 
 
 def _parts(x: Tensor) -> Iterator[tuple[int, int]]:
-    """Yield ranges of positions of x (B, T, C)."""
+    """Yield ranges of positions in x (B, T, C)."""
     length = x.shape[1]
     several = max(NUMBERS_AT_ONCE.get(x.device.type, x.numel()) // (x.shape[0] * x.shape[2]), 1)
     for first in range(0, length, several):

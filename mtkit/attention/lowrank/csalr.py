@@ -27,7 +27,7 @@ class Csalr(LandmarkAttention):
     """Softmax attention approximated through landmarks and a regularised inverse.
 
     landmarks: number of means m. gamma: number added to the diagonal of M, from 1.1; the larger, the more each query
-    gets the mean of the outputs of the landmarks that it resembles. rescale: whether rows of the map sum to 1.
+    gets the mean output of the landmarks that it resembles. rescale: whether rows of the map sum to 1.
     """
 
     paper = "Chen et al. 2020, IJCAI"

@@ -21,7 +21,7 @@ from mtkit.attention.prior._map_convolution import ACTIVATIONS, Convolve, Convol
 class Evolving(ConvolvedMaps):
     """Scaled dot-product attention whose map evolves from layer to layer through a residual convolution.
 
-    alpha: weight of the map of the layer below; this layer's scores have weight 1 - alpha. beta: weight of the
+    alpha: weight of the lower layer's map; this layer's scores have weight 1 - alpha. beta: weight of the
     convolution; its input has weight 1 - beta. kernel: height and width of the convolution, odd. act: activation after
     the convolution, "relu", "leaky" or "none". share_conv: whether all layers share one convolution, which the second
     layer owns.

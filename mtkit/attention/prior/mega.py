@@ -117,7 +117,7 @@ class Mega(SingleHead):
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
-        """Add the share of each state of the average that a token keeps, and the mean update gate of the tokens."""
+        """Add the share of each state in the average that a token keeps, and the mean update gate of the tokens."""
         learned = super().learned_numbers(inputs)
         if self.site.role != "cross":
             for name, kept in zip(("kept share", "kept share from the right"), self.average.kept(), strict=False):

@@ -1,4 +1,4 @@
-"""Synthesizer: scores are learned per position or predicted by each query, and are not products of pairs of tokens.
+"""Synthesizer: scores are learned per position or predicted by each query, and are not products of two tokens.
 
 Paper: Tay, Bahri, Metzler, Juan, Zhao and Zheng, "Synthesizer: Rethinking Self-Attention for Transformer Models",
 ICML 2021, arXiv 2005.00743, sections 3.1 to 3.3 and table 1.
@@ -102,7 +102,7 @@ class Synthesizer(ScoreAttention):
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
-        """Add the share of each part of a mixture, the same in all heads."""
+        """Add the share of each part in a mixture, the same in all heads."""
         learned = super().learned_numbers(inputs)
         if self.mix_weight is not None:
             names = [*self.synthetic, *(["dot"] if self.has_dot else [])]

@@ -2,7 +2,7 @@
 
 Paper: Hua, Dai, Liu and Le, "Transformer Quality in Linear Time", ICML 2022, arXiv 2202.10447, sections 2 and 3:
 u = silu(W_u x), v = silu(W_v x), z = silu(W_z x), q and k are z * kappa + mu, and the output is W_o(u * A v). In the
-form "quadratic", A_ij = relu(q_i . k_j / n + b_(j-i))². In the form "mixed" (FLASH), A is that inside of chunks of c
+form "quadratic", A_ij = relu(q_i . k_j / n + b_(j-i))². In the form "mixed" (FLASH), A is computed within chunks of c
 tokens, with n = c, and a second pair of q and k adds linear attention: over all tokens, divided by their number, or in
 the decoder role over the finished chunks, divided by the number of their tokens.
 The scale: the paper's text could not be read, and accounts of it differ. In the paper's listing, as it is known, and in
@@ -186,7 +186,7 @@ class GAU(SingleHead):
         return Attended(self.out_proj(u * torch.stack(outputs)))
 
     def _literal(self, i: int, real: int, vectors: list[Tensor], v: Tensor) -> Tensor:
-        """Return what token i of a segment of so many real tokens reads, (e,)."""
+        """Return what token i reads in a segment with so many real tokens, (e,)."""
         causal, chunk = self.site.causal, self.chunk
         first, end = (0, real) if chunk is None else (i // chunk * chunk, min(real, (i // chunk + 1) * chunk))
         near = slice(first, max(first, min(end, i + 1) if causal else end))

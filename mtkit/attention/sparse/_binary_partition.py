@@ -55,7 +55,7 @@ def right_walk(position: int, k: int, length: int) -> Iterator[Edge]:
 
 
 def count(length: int, level: int, *, complete: bool = False) -> int:
-    """Return the number of nodes of a level over `length` positions; `complete` leaves out a node that the end cuts."""
+    """Return the number of nodes in a level over `length` positions; `complete` leaves out a node that the end cuts."""
     return length >> level if complete else -(-length >> level)
 
 

@@ -130,7 +130,7 @@ class Bp(HeadAttention):
         return learned if self.labels is None else learned | {"label vector norm": self.labels.norm(dim=-1)[None]}
 
     def _levels(self, length: int) -> list[int]:
-        """Return the number of spans of each level from 1; in the decoder, without spans that the end cuts."""
+        """Return the number of spans in each level from 1; in the decoder, without spans that the end cuts."""
         highest = top(length, self.k, causal=self.site.causal)
         return [count(length, level, complete=self.site.causal) for level in range(1, highest + 1)]
 

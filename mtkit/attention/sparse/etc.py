@@ -204,7 +204,7 @@ class Etc(HeadAttention):
         )
 
     def _owner(self, valid: Tensor, marks: Tensor | None) -> tuple[Tensor, int]:
-        """Return the number of each token's node, (B or 1, T), and the number of nodes of the longest segment."""
+        """Return the number of each token's node, (B or 1, T), and the number of nodes in the longest segment."""
         if not self.by_sentence:
             blocks = torch.arange(valid.shape[1], device=valid.device) // self.block
             return blocks.clamp(max=self.most - 1).unsqueeze(0), min(self.most, -(-valid.shape[1] // self.block))
@@ -393,7 +393,7 @@ class Etc(HeadAttention):
 def token_lists(
     length: int, nodes: int, radius: int, members: int, *, clip: int, hard: bool, device: torch.device
 ) -> Lists:
-    """List the keys of each block of tokens: the band, then all nodes, which are numbered after the tokens.
+    """List the keys of each token block: the band, then all nodes, which are numbered after the tokens.
 
     Labels are as in `RelativeLabels`, or all 0 if clip is 0. The result is cached for all layers: it depends only on
     the arguments.

@@ -15,7 +15,7 @@ from mtkit.attention.options import Natural, Positive
 
 
 class Image1d(PatternAttention):
-    """Scaled dot-product attention of blocks of tokens to themselves and to the tokens around them.
+    """Scaled dot-product attention of token blocks to themselves and to the tokens around them.
 
     image_block: tokens per block of queries. image_memory: number of tokens seen before the block and, in the encoder
     role, after it.

@@ -21,9 +21,9 @@ ROWS_AND_COLUMNS = "rows and columns"
 
 
 class Image2d(PatternAttention):
-    """Scaled dot-product attention of blocks of a grid to themselves and to the tokens around them.
+    """Scaled dot-product attention of a grid's blocks to themselves and to the tokens around them.
 
-    image_width: tokens per row of the grid. image_query_shape: rows and columns of a block of queries, as [8, 16] or
+    image_width: tokens per row of the grid. image_query_shape: rows and columns of a query block, as [8, 16] or
     8x16. image_flange: number of rows seen above the block and, in the encoder role, below it, and of columns seen on
     either side.
     """

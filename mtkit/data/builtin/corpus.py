@@ -117,7 +117,7 @@ def draws(settings: Grammar, side: str) -> Iterator[GrammarSegment]:
 
 
 def _length(random_: random.Random, fewest: int, most: int) -> int:
-    """Draw the number of sentences of a training document: usually few, sometimes more than `most`.
+    """Draw the number of sentences in a training document: usually few, sometimes more than `most`.
 
     Documents of 1 to 2 sentences hold as many sentences in total as documents of 2 to 4, of 4 to 8 and so on.
     """

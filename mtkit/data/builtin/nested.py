@@ -21,7 +21,7 @@ END = "]"
 
 
 def dyck(random_: random.Random, options: Mapping[str, Any], length: int) -> tuple[Words, Words]:
-    """A prefix of a word of the bounded Dyck language with `kinds` of brackets (Yao et al., 2021); the target has the
+    """A prefix of a word in the bounded Dyck language with `kinds` of brackets (Yao et al., 2021); the target has the
     only sequence of brackets that closes it. At least one bracket is open."""
     kinds, depth = BRACKETS[: options["kinds"]], options["depth"]
     while True:

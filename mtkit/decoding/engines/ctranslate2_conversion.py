@@ -53,7 +53,7 @@ _CONVERSION = re.compile(r"(average|update-[0-9]+)-[0-9a-f]{16}")
 """Name of the folder of a converted checkpoint."""
 
 Files = dict[str, bytes]
-"""The content of each file of a converted model, by its name."""
+"""The content of each file in a converted model, by its name."""
 
 Map = tuple[Tensor, Tensor]
 """Weight (O, I) and bias (O,) of a linear map."""

@@ -238,7 +238,7 @@ class Window:
     """Number of the window in its document, from 0, if there is context; windows without it depend on no other."""
 
     def known(self, translated: Callable[[int], Sequence[int]]) -> dict[int, Sequence[int]]:
-        """The target pieces of the lines of the context, EOS included, after the last line without a translation."""
+        """The target pieces of the context's lines, EOS included, after the last line without a translation."""
         pairs = ((number, translated(number)) for number in reversed(self.context))
         return dict(reversed([*takewhile(lambda pair: len(pair[1]) > 1, pairs)]))
 

@@ -52,11 +52,11 @@ class RequiredPieces:
         self._total = (self._need * self._size).sum(1, keepdim=True)
         """(B', 1), the number of required pieces."""
         self.width = beam + int(self._total.amax())
-        """The maximum number of hypotheses of a segment."""
+        """The maximum number of hypotheses per segment."""
         self._have = torch.zeros_like(self._need).unsqueeze(1)
         """(B', N, R), the number of complete occurrences, at most `_need`."""
         self._begun = torch.zeros_like(self._sizes).unsqueeze(1)
-        """(B', N, R, A), the number of pieces of the occurrence that has begun."""
+        """(B', N, R, A), the number of pieces in the occurrence that has begun."""
         self._recent = torch.full((len(segments), 1, longest), PAD, device=device)
         """(B', N, P), the last pieces."""
 

@@ -112,7 +112,7 @@ def _advice(shown: Sequence[Question], longer: Question) -> list[str]:
 
 
 def updates(question: Question) -> str:
-    """Return the number of updates of a question's trainings."""
+    """Return the number of updates in a question's trainings."""
     return f"{next(iter(question.measured.values())).rows[0]['training']['updates']:,}"
 
 

@@ -27,13 +27,13 @@ RESULTS = STUDIES / "results"
 LENGTH = 2048
 """Length of the counted costs, in tokens."""
 REPEATS = 3
-"""Smallest number of repeats of a time."""
+"""Smallest number of repeats for a time."""
 MARGIN = 2.0
 """A mechanism is as good as `full` if its score is at most this much lower, with 95% confidence."""
 LEVEL = 0.05
 """Largest p-value of a difference."""
 SEEDS = 3
-"""Smallest number of seeds of a contradicted claim."""
+"""Smallest number of seeds for a contradicted claim."""
 
 Verdict = Literal["held", "not seen at this size", "contradicted", "not measured"]
 
@@ -113,7 +113,7 @@ def measure(study: Study, rows: Sequence[Row], task: str | None, column: str) ->
 
 
 def long_costs() -> dict[str, float]:
-    """Return the FLOPs of a layer of LENGTH tokens by mechanism, relative to `full` in the same role."""
+    """Return a layer's FLOPs at LENGTH tokens by mechanism, relative to `full` in the same role."""
     return {name: 1 / of[LENGTH] for name, of in _ratios("flops").items() if LENGTH in of}
 
 

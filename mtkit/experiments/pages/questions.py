@@ -15,7 +15,7 @@ from mtkit.memory import in_words
 SAVING = 0.6
 """Largest share of the state of `full` that counts as little memory."""
 FAST = 1.5
-"""Smallest speed of a layer of LENGTH tokens, relative to `full`, that counts as fast."""
+"""Smallest layer speed at LENGTH tokens, relative to `full`, that counts as fast."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Question:
     measured: Mapping[str, Measured] = field(default_factory=dict)
     """The mechanisms by name; empty before there are results."""
     total: int = 0
-    """Number of entries of the study."""
+    """Number of entries in the study."""
 
     @property
     def complete(self) -> bool:

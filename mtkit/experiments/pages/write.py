@@ -25,7 +25,7 @@ DOCS = Path("docs")
 SCORES = STUDIES / "scores.json"
 """File of the scores that `mtkit attentions` shows."""
 LEAST = 2
-"""Smallest number of seeds of the first question."""
+"""Smallest number of seeds for the first question."""
 
 
 def picture(answers: Sequence[Question]) -> Any:

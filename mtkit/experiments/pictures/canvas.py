@@ -15,7 +15,7 @@ DPI = 150
 INK, FAINT = "#222222", "#8a8a8a"
 """Colours of the first entry and of text, and of whatever is in the background."""
 MIXED = "several or none"
-"""Name of the group of entries with several families or none."""
+"""Name of the group for entries with several families or none."""
 STYLES = {
     "scoring": ("#222222", "o"),
     "sparse": ("#ee7733", "s"),

@@ -27,7 +27,7 @@ ACROSS = {
 MOST = 8
 """Number of best entries that are drawn in colour; the first entry is too, the others are grey."""
 DEVIATIONS = 5
-"""Number of seeds of a study from which bands are standard deviations; with fewer seeds, bands are ranges."""
+"""Number of seeds in a study from which on bands are standard deviations; with fewer seeds, bands are ranges."""
 LINES = [*list(STYLES.values())[1:MOST], ("#96c378", "p")]
 """Colours and markers of the entries in colour; the first entry is dark. The grey of families is no colour here."""
 LONGER = 1.1

@@ -1,4 +1,4 @@
-"""Input of the pictures of a study: entries with their quality, costs and learning curves, and the quality's scale."""
+"""Input for a study's pictures: entries with their quality, costs and learning curves, and the quality's scale."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ from mtkit.experiments.pictures.points import listed
 FEW = 20
 """Number of entries up to which the picture is the diagram of Demsar (2006)."""
 ROW, LANE = 1.0, 0.45
-"""Height of a name and of a bar of a group in the diagram, in rows."""
+"""Height of a name and of a group's bar in the diagram, in rows."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Ranks:
     critical: float
     """Nemenyi's critical difference: mean ranks that differ by less do not differ significantly."""
     groups: Sequence[Sequence[int]]
-    """Indices of the entries of each group without significant differences."""
+    """Indices of the entries in each group without significant differences."""
     blocks: int
     """Number of blocks in which entries were ranked: a block is a task with a seed."""
     p: float | None = None
@@ -79,7 +79,7 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _spans(ranks: Ranks, pad: float) -> list[tuple[float, float]]:
-    """Return the ends of the bar of each group of at least two entries; groups within other groups have none."""
+    """Return the ends of each bar, for groups of at least two entries; groups within other groups have none."""
     spans = {
         (min(ranks.means[index] for index in group) - pad, max(ranks.means[index] for index in group) + pad)
         for group in ranks.groups

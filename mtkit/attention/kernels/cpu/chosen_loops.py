@@ -51,7 +51,7 @@ def gather(x: Floats, b: int, h: int, places: Places, rows: Floats) -> None:
 
 @part
 def write_block_scores(keys: Floats, qt: Floats, hidden: NDArray[np.bool_], later: Places, scores: Floats) -> None:
-    """Write the scores (size, queries) of the keys of a block; hidden (size,) or (0,).
+    """Write the scores (size, queries) of a block's keys; hidden (size,) or (0,).
 
     later (queries,): the first key that a query does not see, because it is later.
     """

@@ -1,4 +1,4 @@
-"""Loops of attention to compressed blocks, with the importance of the blocks of tokens in which they lie.
+"""Loops of attention to compressed blocks, with the importance of the token blocks that contain them.
 
 Each query is a column: scores (keys, queries) of all keys of `TOGETHER` queries stay in the processor's second cache,
 and a softmax over keys takes no sum across a vector register. The products are small ones of BLAS.
@@ -170,7 +170,7 @@ def replace_scores(scores: Floats, count: int, log_sum: Floats) -> None:
 
 @part
 def write_means(outputs: Floats, d_outputs: Floats, mean: Floats) -> None:
-    """Write the products of the rows of outputs and of their gradients, which are means of the gradients of weights."""
+    """Write the dot products of output rows with their gradients; they are means of the weights' gradients."""
     for i in range(len(mean)):
         total = np.float32(0)
         for j in range(outputs.shape[1]):

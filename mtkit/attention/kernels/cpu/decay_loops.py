@@ -96,7 +96,7 @@ def add(x: Floats, out: Floats) -> None:
 
 @part
 def add_dots(x: Floats, y: Floats, sign: np.float32, out: NDArray[np.float64]) -> None:
-    """Add sign times the products of rows of x and y, (c, K), to out (c,)."""
+    """Add sign times the dot products of x's and y's rows, (c, K), to out (c,)."""
     for i in range(len(x)):
         total = np.float32(0)
         for j in range(x.shape[1]):
@@ -106,7 +106,7 @@ def add_dots(x: Floats, y: Floats, sign: np.float32, out: NDArray[np.float64]) -
 
 @part
 def dots(x: Floats, y: Floats) -> float:
-    """Return the sum of the products of two matrices' numbers."""
+    """Return the sum of two matrices' elementwise products."""
     by_row = np.zeros(len(x), np.float64)
     add_dots(x, y, np.float32(1), by_row)
     total = 0.0

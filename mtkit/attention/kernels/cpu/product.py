@@ -1,8 +1,8 @@
 """Products of rows with prepared weights, for decoding on the CPU: by PyTorch, by oneDNN, or in `product_tiles`.
 
-Tiled products need AVX2 or AVX-512. They need no kernel for each number of rows, and no pass before or after them: few
-rows take a half (float32, AVX2) to a tenth (int8, AVX2) of the time of the operations they replace, many about as long
-or less.
+Tiled products need AVX2 or AVX-512. They need no kernel for each number of rows, and no pass before or after them. With
+few rows, they take a half (float32, AVX2) to a tenth (int8, AVX2) of the time that the replaced operations take; with
+many rows, about as long or less.
 """
 
 import platform
@@ -241,7 +241,7 @@ BLOCK = 1024
 """Most rows multiplied at a time, so that intermediate results stay in the cache between two passes."""
 
 LEAST = 16
-"""Row counts are multiples of this: the rows of a tile of AMX, which takes as long for fewer."""
+"""Row counts are multiples of this: the rows of an AMX tile, which takes as long for fewer."""
 
 
 def in_blocks(multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, outputs: int) -> Tensor:

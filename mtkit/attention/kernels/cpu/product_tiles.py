@@ -130,7 +130,7 @@ def laid_out(weights: torch.Tensor, instruction: Instruction) -> torch.Tensor:
 def sums_by(instruction: Instruction) -> Sums:
     """A function for loops: (numbers (M, I), weights as `laid_out`, sums (R, P), the first row, R, the block).
 
-    It writes the sums of products of 1 to `MOST_ROWS` rows with the weights of a block. All are whole in memory;
+    It writes the products of 1 to `MOST_ROWS` rows with a block's weights. All are whole in memory;
     numbers after the last input have weights of zero, and may be anything finite.
     """
     one, two, three, four, five, six = (_tile(rows, instruction) for rows in range(1, MOST_ROWS + 1))

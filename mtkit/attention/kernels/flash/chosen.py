@@ -111,7 +111,7 @@ class ChosenPart:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Pairs of queries of some segments and heads with blocks, sorted by block."""
+    """Pairs of queries, from some segments and heads, with blocks, sorted by block."""
 
     of: tuple[slice, slice]
     """Segments and heads."""

@@ -31,7 +31,7 @@ class Part(Protocol):
     def gradients(
         self, q: Tensor, k: Tensor, v: Tensor, d_heads: Tensor, heads: Tensor, log_sum: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return this part's share of the gradients of q, k and v.
+        """Return this part's share in the gradients of q, k and v.
 
         d_heads, heads and log_sum belong to the softmax over all parts. The log-sum-exp of a query that sees no key is
         the greatest number.

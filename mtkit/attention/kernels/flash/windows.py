@@ -168,7 +168,7 @@ class _Chunk:
         return heads, log_sum
 
     def gradients(self, d_heads: Tensor, heads: Tensor, log_sum: Tensor, scale: float) -> list[list[Tensor]]:
-        """Return gradients of blocks of queries, keys and values, by part, from the whole softmax (B, H, T, ...)."""
+        """Return the gradients of query, key and value blocks, by part, from the whole softmax (B, H, T, ...)."""
         d_heads, heads, log_sum = (upcast(self._blocks(x)) for x in (d_heads, heads, log_sum))
         first, *rest = self._parts
         gradients = [first.gradients(d_heads, heads, log_sum, scale)]

@@ -159,7 +159,7 @@ def _heads_of(products: Sequence[Tensor]) -> list[Tensor]:
 
 
 def added_rows(sums: Tensor, like: Tensor) -> Tensor:
-    """The sum (D,) of the rows of sums (P, D), in the type of `like`."""
+    """The sum (D,) over the rows of sums (P, D), in the type of `like`."""
     from mtkit.attention.kernels.gpu import short_kernels
 
     rows, width = sums.shape
