@@ -64,7 +64,7 @@ def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> Enc
     target = _ragged(pieces)
     del pieces  # thousands of lists slow down the allocation of others
     source = _ragged(tokenizers.source.encode_lines(chunk.sources, threads))
-    same = (one.strip() == other.strip() for one, other in zip(chunk.sources, chunk.targets, strict=True))
+    same = (text.strip() == other.strip() for text, other in zip(chunk.sources, chunk.targets, strict=True))
     language, sample = languages_of(chunk.direction)[0], chunk.sources[sampled(len(chunk.lines))]
     return EncodedChunk(
         source,

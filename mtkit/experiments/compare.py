@@ -145,7 +145,7 @@ def _wait(
     count: str,
     show: Show,
 ) -> list[tuple[str, str]]:
-    """Show progress until a trial ends; return those that ended. Without any running, wait for other processes.
+    """Show progress until a trial ends; return the trials that ended. Without any running, wait for other processes.
 
     Trials that the pruner stops are added to `pruned`.
     """

@@ -182,7 +182,7 @@ def is_whole(place: str) -> bool:
     if name not in fields:
         return True
     kind = fields[name].annotation
-    return int in {kind, *(each for part in get_args(kind) for each in (part, *get_args(part)))}
+    return int in {kind, *(inner for part in get_args(kind) for inner in (part, *get_args(part)))}
 
 
 def _place(word: str, text: str) -> str:

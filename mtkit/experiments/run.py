@@ -196,7 +196,7 @@ def _score(
         score.name: {"value": score.value, "low": score.low, "high": score.high, "signature": score.signature}
         for score in scores
     }
-    return values, {each.name: each.rows for each in statistics}, doubt(scores, hypotheses, references)
+    return values, {of_metric.name: of_metric.rows for of_metric in statistics}, doubt(scores, hypotheses, references)
 
 
 def _validations(run: Run) -> dict[str, Any]:

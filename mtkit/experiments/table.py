@@ -207,7 +207,7 @@ def _score_of(key: str) -> Callable[[Row], float | None]:
 
 
 def _line(entry: str, task: str | None, columns: Sequence[Column], rows: Sequence[Row]) -> Line:
-    """Return the line of an entry on a task, without tests; `rows` are its rows, those that count first."""
+    """Return the line of an entry on a task, without tests; `rows` are its rows; the ones that count come first."""
     of_task = list({row["trial"]: row for row in rows if row.get("task") == task}.values())
     finals = [row for row in of_task if row["stage"] == "final" and not row.get("pruned", False)]
     good = [row for row in finals if "failed" not in row]

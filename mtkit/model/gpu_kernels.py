@@ -96,7 +96,7 @@ def add_and_norm_backward(
     SCALE: tl.constexpr,
     SHIFTED: tl.constexpr,
 ):
-    """The gradients of x and branch, and sums (programs, 2 or 3, WIDTH) for those of weight, bias, shift."""
+    """The gradients of x and branch, and sums (programs, 2 or 3, WIDTH) for the gradients of weight, bias, shift."""
     column = tl.arange(0, COLUMNS)
     within = column < WIDTH
     w = tl.load(weight + column, within, 0.0).to(tl.float32)[None, :]
@@ -152,7 +152,7 @@ def relu_backward(
 
 @triton.jit
 def cross_entropy(logits, target, smoothed, nll, smoothing, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """The smoothed and the plain loss of a row of logits, which its gradient takes the place of; a row in a program.
+    """The smoothed and the plain loss of a row of logits, which is replaced by its gradient; a row in a program.
 
     Each lane keeps the highest of its logits and their sum in units of it, so that lanes meet once.
     """

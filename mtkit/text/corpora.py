@@ -29,7 +29,7 @@ class SegmentPair(NamedTuple):
     source: str
     target: str
     document: str | int | None = None
-    """Document id; None if the corpus has no documents. A new document begins where the id changes."""
+    """Document id; None if the corpus has no documents. A new document begins when the id changes."""
 
 
 def read_corpus(corpus: Corpus, repairs: Repairs | None = None, *, rows: range | None = None) -> Iterator[SegmentPair]:

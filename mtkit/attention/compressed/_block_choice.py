@@ -152,7 +152,7 @@ class _Ranges(NamedTuple):
 
 
 class _Tiles(TileProvider):
-    """Some queries of some streams beside the compressed blocks that they see; a stream has one head of keys."""
+    """Some queries of some streams, with the compressed blocks that they see; a stream has one head of keys."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class Sac(HeadAttention):
 
     edges: number of edges per token. hidden: width of the predictor. share: "layer" (a predictor and a graph per
     layer), "head" (per head of each layer) or "model" (one predictor for all layers and roles of equal widths and
-    options). scan: where the LSTM starts, at every source ("source") or once per segment ("sequence", the paper's
+    options). scan: the start of the LSTM, at every source ("source") or once per segment ("sequence", the paper's
     single run of edges x T sequential steps). weight: weight of the choices in the training loss; it is small because
     their gradient, a sum over all edges, is clipped together with the translation's gradient, and Adam cancels its
     scale. entropy: weight of the bonus for the entropy of the choices.

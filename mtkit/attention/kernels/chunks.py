@@ -95,7 +95,7 @@ def attend_gathered(
 ) -> Tensor:
     """The outputs (B, H, T, V) of queries over the keys of their block, in float32 at least; zero without a key.
 
-    q (B, H, T, K), k (B, G, S, K), v (B, G, S, V), where G divides H. If `added`, a query may be in several blocks and
+    q (B, H, T, K), k (B, G, S, K), v (B, G, S, V); G divides H. If `added`, a query may be in several blocks and
     gets the sum of its outputs. If causal, queries see no later keys; if `shared`, their own key only without others.
     """
     batch, heads, blocks, _ = query[0].shape

@@ -47,7 +47,7 @@ def cached_is_faster(q: Tensor, keys: Tensor, hidden: int = 1) -> bool:
 def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: Tensor | None = None) -> Tensor:
     """The heads' outputs (B, N, H, V) of queries (B, N, H, K); one that sees no key gets zero.
 
-    Keys (B, N or 1, G, L, K) and values (B, N or 1, G', L, V), where G and G' divide H; visible broadcasts to
+    Keys (B, N or 1, G, L, K) and values (B, N or 1, G', L, V); G and G' divide H; visible broadcasts to
     (B, N, H, L). Hidden rows may hold any value.
     """
     from mtkit.attention.kernels.cpu.decoding_loops import attend_rows

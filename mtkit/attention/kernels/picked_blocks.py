@@ -102,7 +102,7 @@ def attend_picked(
 ) -> Tensor:
     """The heads' outputs (B, H, T, V) over blocks of keys picked for each block of queries, zero without a key.
 
-    q (B, H, T, K), k (B, G, S, K), v (B, G', S, V), where G and G' divide H; valid (B, S). picks (B or 1, H or 1,
+    q (B, H, T, K), k (B, G, S, K), v (B, G', S, V); G and G' divide H; valid (B, S). picks (B or 1, H or 1,
     blocks, slots) are numbers of blocks of `size` keys, each once, in ascending order after the empty slots, which are
     -1; if causal, none is larger than the number of the queries' block.
     """

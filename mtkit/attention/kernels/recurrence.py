@@ -146,7 +146,7 @@ def prefix_products(
 ) -> tuple[Tensor, Tensor]:
     """x_t (sums + sum_{j<=t} y_j^T z_j) for all t, (N, R, Z), and sums + sum_j y_j^T z_j, (N, Y, Z), after the part.
 
-    y (N, C, Y), z (N, C, Z), x (N, R, Y), where R is C or a multiple of it: C rows of each of several queries, one
+    y (N, C, Y), z (N, C, Z), x (N, R, Y); R is C or a multiple of it: C rows of each of several queries, one
     query after the other. Products within the part are formed under the triangle.
     """
     rows, after = _PrefixProducts.apply(x, y, z, sums, *(factors or ()))  # type: ignore[no-untyped-call]

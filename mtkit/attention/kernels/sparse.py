@@ -115,7 +115,7 @@ def dense_attend(
 def _attend_grid(
     q: Tensor, k: Tensor, v: Tensor, grid: Grid, scale: float, causal: bool, valid: Tensor | None, dropout: float
 ) -> Tensor:
-    """The heads' outputs where the keys of a rectangle of queries are another rectangle, listed one by one.
+    """The heads' outputs; the keys of each rectangle of queries are another rectangle, listed one by one.
 
     The backward pass computes the weights again: kept for it, they would take twenty times the memory of `full`.
     """

@@ -7,7 +7,7 @@ to the bias of the hidden layer. Unlike the paper's, the projections do not star
 linear there, and a query would change all scores by the same amount, which changes no weight. As in the paper, the
 score vector starts at zero, so that training starts from the mean of the values. The paper attends only to the source:
 `published` is the cross role; the encoder and decoder roles are extensions.
-Cost: O(T S A) time, where A is the width of the hidden layer. Memory is O(T S), because hidden layers are computed for
+Cost: O(T S A) time; A is the width of the hidden layer. Memory is O(T S), because hidden layers are computed for
 some of the queries at a time and recomputed in the backward pass. A step costs O(t A).
 """
 

@@ -1,7 +1,7 @@
 """Differential attention: each pair of heads subtracts a second softmax map from its first.
 
 Paper: Ye et al., "Differential Transformer", 2024, arXiv 2410.05258, equations 1 to 3. Heads 2n and 2n + 1 are a pair
-with a value V of twice the width, o_n = (A_1 - lambda A_2) V, and the output is W_O [(1 - lambda_init) n(o_n)], where
+with a value V of twice the width, o_n = (A_1 - lambda A_2) V, and the output is W_O [(1 - lambda_init) n(o_n)];
 n is the RMS norm over the pair's channels. lambda = exp(q_1 . k_1) - exp(q_2 . k_2) + lambda_init, for four learned
 vectors of a layer. The equations were checked against the authors' code (microsoft/unilm), not the paper's text.
 Departures: l of lambda_init = 0.8 - 0.6 exp(-0.3 l) counts the layers with this mechanism from 0. The encoder and cross

@@ -73,7 +73,7 @@ def unsupported_part(recipe: Recipe) -> str | None:
         for role, (first, *_) in choose_attention(recipe).items():
             # it ignores the absolute positions of a side whose first layer has rotary ones
             if first.options.get("positions"):
-                return f"model.positions {recipe.model.positions} beside the rotary positions of {role} attention"
+                return f"model.positions {recipe.model.positions} with the rotary positions of {role} attention"
     return part
 
 

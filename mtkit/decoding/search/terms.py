@@ -4,7 +4,7 @@ Hypotheses of a segment are grouped into banks by the number of required pieces 
 likeliest pieces, each hypothesis is continued by the next pieces of its terms. Banks take turns: first the best
 continuation of each bank, the fullest bank first, then the second best of each, and so on, until the beam is full. The
 beam is wider by the number of required pieces than the beam of other segments, so that no bank starves. A hypothesis
-that lacks terms ends only at its limit, where hypotheses with the fewest missing terms are the best.
+that lacks terms ends only at its limit; there, hypotheses with the fewest missing terms are the best.
 
 As in Hu et al. (2019, https://aclanthology.org/N19-1090) all hypotheses of a batch are computed by the same operations.
 Unlike these papers, an occurrence counts wherever it is, also if the model wrote it unprompted: a hypothesis has the

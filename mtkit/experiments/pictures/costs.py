@@ -32,7 +32,7 @@ from mtkit.memory import in_words
 DOT = 4.5
 """Radius of a dot in points."""
 FEW = 24
-"""Number of entries up to which every entry has a label. Of more, those that matter have one."""
+"""Number of entries up to which every entry has a label. Of more, only the most important have one."""
 RINGS_OF_OTHERS = 2
 """Distances that are tried for a label that may be left out."""
 
@@ -60,7 +60,7 @@ COSTS = {
 
 
 def draw_cost(points: Sequence[Point], key: str, metric: str, title: str, cost: Cost | None = None) -> Any:
-    """Return a figure of the entries that have this cost, by default that of COSTS; None if no entry has it.
+    """Return a figure of the entries that have this cost, by default COSTS[key]; None if no entry has it.
 
     Of more than `FEW` entries, the front, the first entry and the best and worst of each axis have a label, and others
     if there is room next to their dot.

@@ -108,11 +108,11 @@ class TestInstalled:
         ({"positions": "rotary"}, {"positions": "none"}, None),
         ({"decoder.positions": {"name": "rotary", "half": True}}, {"positions": "none"}, None),
         ({"positions": "alibi"}, {"positions": "none"}, "encoder attention with positions alibi"),
-        ({"positions": "rotary"}, {}, "model.positions sinusoidal beside the rotary positions of encoder attention"),
+        ({"positions": "rotary"}, {}, "model.positions sinusoidal with the rotary positions of encoder attention"),
         (
             {"decoder.positions": {"name": "rotary"}},
             {"positions": "learned"},
-            "model.positions learned beside the rotary positions of decoder attention",
+            "model.positions learned with the rotary positions of decoder attention",
         ),
     ],
     ids=str,

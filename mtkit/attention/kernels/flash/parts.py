@@ -46,7 +46,7 @@ def can_fuse(q: Tensor, v: Tensor) -> bool:
 def attend_parts(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], *, scale: float) -> Tensor:
     """Return the heads' outputs (B, H, T, V) over the keys of all parts, zero if no key is seen.
 
-    q (B, H, T, K), k (B, G, S, K), v (B, G, S, V), where G divides H.
+    q (B, H, T, K), k (B, G, S, K), v (B, G, S, V); G divides H.
     """
     with torch.autocast("cpu", enabled=False):
         heads: Tensor = _Parts.apply(parts, scale, q, k, v)  # type: ignore[no-untyped-call]

@@ -30,7 +30,7 @@ def attend_windows(
 ) -> Tensor:
     """Return the heads' outputs (B, H, T, V) over the keys of the layout, zero if no key is seen.
 
-    q (B, H, T, K), k (B, G, T, K), v (B, G, T, V) that the kernel supports (`can_fuse`), where G divides H; valid
+    q (B, H, T, K), k (B, G, T, K), v (B, G, T, V) that the kernel supports (`can_fuse`); G divides H; valid
     (B, T).
     """
     length = q.shape[2]
@@ -190,6 +190,6 @@ class _Chunk:
         return block_rows.unflatten(3, (-1, self._layout.block))
 
     def put(self, total: Tensor, blocks: Tensor) -> None:
-        """Write blocks (B, H, streams, blocks, c, ...) to where they belong in total (B, H, T, ...)."""
+        """Write blocks (B, H, streams, blocks, c, ...) to their places in total (B, H, T, ...)."""
         block_rows = _streams(total, self._layout)[:, :, :, self._places]
         block_rows.copy_(blocks.flatten(3, 4)[:, :, :, : block_rows.shape[3]])
