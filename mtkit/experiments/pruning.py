@@ -68,7 +68,7 @@ class Pruning:
 def is_worse(pruner: str, mine: Curve, complete: Sequence[Curve], others: Sequence[Curve] = ()) -> bool:
     """Return whether a pruner stops a trial after the last validation of its curve.
 
-    `complete` are the curves of trials that were trained to their ends, `others` of those that were stopped, failed or
+    `complete` are the curves of trials that were trained to their ends, `others` of trials that were stopped, failed or
     still run. The median pruner stops a trial whose best score is below the median of the complete trials' scores at
     the same validation, if five are complete. Successive halving compares at validations 1, 2, 4, 8, ...: a trial goes
     on if its score is in the better half of all that have got there, or the best of fewer than four.

@@ -254,7 +254,7 @@ def attend_parts(
     """Every query sees every key: (B, H, T, V) from q (B, H, T, K), k (B, G, S, K), v (B, G', S, V); O(T + S).
 
     valid (B, S) where keys count; `features` and `parameters` as in `attend_causal`, `eps` and `floor` as in
-    `feature_sums`, where `floor` has no axis of queries.
+    `feature_sums`, except that `floor` has no axis of queries.
     """
     groups = max(k.shape[1], v.shape[1])
     by_head = [expand_heads(x.expand(len(q), *x.shape), groups).flatten(0, 1) for x in parameters]

@@ -224,7 +224,7 @@ def attend_biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, scale: float
 
     PyTorch's fused kernel for the CPU has no gradient for a bias: without this, all scores would be kept.
     q (N, n, c, K), k (N, n, L, K) and v (N, n, L, V) may be views that overlap; bias broadcasts to (N, n, c, L), and is
-    minus infinity where a key is hidden.
+    minus infinity for a hidden key.
     """
     return attend_blocks(_BiasedBlocks(scale), q, k, v, [bias], dropout=dropout)[0].type_as(v)
 
