@@ -102,7 +102,7 @@ class Bfloat16Tiles:
 
         # imported only if the processor has the instructions: the import compiles the loop
         if has_amx():
-            from mtkit.attention.kernels.cpu.bfloat16_products import INPUTS, multiply_by_amx
+            from mtkit.attention.kernels.cpu.amx_products import INPUTS, multiply_by_amx
 
             multiply, together = multiply_by_amx, INPUTS
         else:

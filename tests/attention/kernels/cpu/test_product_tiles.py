@@ -135,7 +135,7 @@ def test_the_largest_sums_of_bytes_are_exact() -> None:
 def in_bfloat16(rows: Tensor, weights: Tensor, added: Tensor, amx: bool = False) -> tuple[Tensor, Tensor]:
     """The product, and the rounded rows."""
     if amx:
-        from mtkit.attention.kernels.cpu.bfloat16_products import INPUTS, multiply_by_amx
+        from mtkit.attention.kernels.cpu.amx_products import INPUTS, multiply_by_amx
 
         multiply, together = multiply_by_amx, INPUTS
     else:
