@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtkit.attention.kernels.cpu.machine_code import Floats, ask_for, bits_of, compiled, exponential, of_bits, part
+from mtkit.attention.kernels.cpu.row_products import COLUMNS, write_four_products, write_weighted_sum
 
 Places = NDArray[np.int64]
 Steps = tuple[int, int, int, int]
@@ -12,7 +13,7 @@ WEIGHTS = 32
 """Weights computed at a time: a loop of known length is vectorised completely."""
 
 TOGETHER = 4
-"""Rows read at a time, with separate sums, so that no addition waits for another."""
+"""Rows multiplied at a time, with separate sums, so that no addition waits for another."""
 
 
 @part
@@ -27,34 +28,19 @@ def listed(seen: NDArray[np.bool_], place: Places) -> int:
 
 
 @part
-def write_scores(
-    query: Floats,
-    keys: Floats,
-    first: int,
-    step: int,
-    place: Places,
-    count: int,
-    scores: Floats,
-    later: Floats,
-    later_first: int,
-    later_step: int,
-) -> None:
-    """Write the products of the query with `count` rows, and meaningless ones up to a multiple of `TOGETHER`.
-
-    The same rows of `later`, which is read next, are prefetched.
-    """
+def write_scores(query: Floats, keys: Floats, first: int, step: int, place: Places, count: int, scores: Floats) -> None:
+    """Write the products of the query with `count` rows, and meaningless ones up to a multiple of `TOGETHER`."""
     for c in range(0, count, TOGETHER):
-        for j in range(TOGETHER):
-            ask_for(later, later_first + place[c + j] * later_step)
-        one, two = keys[first + place[c] * step], keys[first + place[c + 1] * step]
-        three, four = keys[first + place[c + 2] * step], keys[first + place[c + 3] * step]
-        s1, s2, s3, s4 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-        for k in range(len(query)):
-            s1 += query[k] * one[k]
-            s2 += query[k] * two[k]
-            s3 += query[k] * three[k]
-            s4 += query[k] * four[k]
-        scores[c], scores[c + 1], scores[c + 2], scores[c + 3] = s1, s2, s3, s4
+        one, two = first + place[c] * step, first + place[c + 1] * step
+        three, four = first + place[c + 2] * step, first + place[c + 3] * step
+        write_four_products(query, keys, one, two, three, four, scores, c)
+
+
+@part
+def ask_for_all(rows: Floats, first: int, step: int, place: Places, count: int) -> None:
+    """Prefetch `count` rows, so that the loop after the next one does not wait for them."""
+    for c in range(count):
+        ask_for(rows, first + place[c] * step)
 
 
 @part
@@ -76,31 +62,6 @@ def write_exponentials(scores: Floats, count: int) -> np.float32:
             some[c] = exponential(some[c] - largest)
             total += some[c]
     return max(total, np.float32(1))  # the largest alone adds 1; only a sum of nothing is below
-
-
-@part
-def write_sum(
-    weight: Floats,
-    values: Floats,
-    first: int,
-    step: int,
-    place: Places,
-    count: int,
-    total: Floats,
-    later: Floats,
-    later_first: int,
-    later_step: int,
-) -> None:
-    """Write the weighted sum of `count` rows to total (V,); prefetches rows of `later`."""
-    total[:] = 0
-    for c in range(0, count, TOGETHER):
-        for j in range(TOGETHER):
-            ask_for(later, later_first + place[c + j] * later_step)
-        one, two = values[first + place[c] * step], values[first + place[c + 1] * step]
-        three, four = values[first + place[c + 2] * step], values[first + place[c + 3] * step]
-        w1, w2, w3, w4 = weight[c], weight[c + 1], weight[c + 2], weight[c + 3]
-        for v in range(len(total)):
-            total[v] += w1 * one[v] + w2 * two[v] + w3 * three[v] + w4 * four[v]
 
 
 @compiled(
@@ -141,10 +102,14 @@ def attend_rows(
                 query[k] = asks[k] * scale
             first = b * key_steps[0] + n * key_steps[1] + h * key_groups // heads * key_steps[2]
             below = b * value_steps[0] + n * value_steps[1] + h * value_groups // heads * value_steps[2]
-            write_scores(query, keys, first, key_steps[3], place, count, weight, values, below, value_steps[3])
+            if n == 0:  # the segment's other hypotheses find the rows in the cache
+                ask_for_all(values, below, value_steps[3], place, count)
+            write_scores(query, keys, first, key_steps[3], place, count, weight)
             normaliser = write_exponentials(weight, count)
-            after = first + key_steps[2]  # the next head's keys, in most layouts
-            write_sum(weight, values, below, value_steps[3], place, count, total, keys, after, key_steps[3])
+            if n == 0:  # of the next head, in most layouts
+                ask_for_all(keys, first + key_steps[2], key_steps[3], place, count)
+            for column in range(0, len(total), COLUMNS):
+                write_weighted_sum(weight, values, below, value_steps[3], place, count, total, column)
             for v in range(len(total)):
                 out[b, n, h, v] = total[v] / normaliser
 

@@ -52,23 +52,40 @@ def part(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     return code
 
 
+PLACE, BYTE, WORD = ir.IntType(64), ir.IntType(8), ir.IntType(32)
+
+
+def call(builder: Any, name: str, result: ir.Type, *args: Any, **how: Any) -> Any:
+    """The result of an instruction of the processor or of LLVM, by its name there."""
+    form = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, form, name), args, **how)
+
+
+def pointer(builder: Any, start: Any, offset: Any, form: ir.Type) -> Any:
+    """A pointer to a value of the type, `offset` bytes after the pointer `start`."""
+    address = builder.gep(builder.bitcast(start, BYTE.as_pointer()), [offset])
+    return builder.bitcast(address, form.as_pointer())
+
+
+def broadcast(builder: Any, number: Any, vector: ir.VectorType) -> Any:
+    """A vector whose lanes are all the number."""
+    once = builder.insert_element(vector(ir.Undefined), number, WORD(0))
+    return builder.shuffle_vector(once, vector(ir.Undefined), ir.VectorType(WORD, vector.count)(None))
+
+
 CACHE_LINE = 64
 """Bytes that the processor reads at a time."""
 
 
 def _request(typing_context: Any, rows: Any, row: Any, column: Any) -> Any:
     """An intrinsic that prefetches the cache line of a number in a matrix."""
-    address, number, line = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 
     def request(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(rows)(context, builder, args[0])
         strides = cgutils.unpack_tuple(builder, array.strides, 2)
         steps = [builder.mul(count, stride) for count, stride in zip(args[1:], strides, strict=True)]
-        place = builder.add(builder.ptrtoint(array.data, address), builder.add(*steps))
-        form = ir.FunctionType(ir.VoidType(), [line, number, number, number])
-        prefetch = cgutils.get_or_insert_function(builder.module, form, "llvm.prefetch.p0")
-        how = number(0), number(3), number(1)  # to read it, into all levels of the cache, as data
-        builder.call(prefetch, [builder.inttoptr(place, line), *how])
+        how = WORD(0), WORD(3), WORD(1)  # to read it, into all levels of the cache, as data
+        call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer(builder, array.data, builder.add(*steps), BYTE), *how)
         return context.get_dummy_value()
 
     return void(rows, int64, int64), request
@@ -93,7 +110,7 @@ def _cast(given: Any, wanted: Any, form: ir.Type) -> Any:
     return intrinsic(cast)
 
 
-bits_of: Callable[[np.float32], np.int32] = _cast(float32, int32, ir.IntType(32))
+bits_of: Callable[[np.float32], np.int32] = _cast(float32, int32, WORD)
 """The bits of a float32 as an int32."""
 
 of_bits: Callable[[np.int32], np.float32] = _cast(int32, float32, ir.FloatType())

@@ -17,7 +17,18 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, part, round_rows
+from mtkit.attention.kernels.cpu.machine_code import (
+    BYTE,
+    PLACE,
+    WORD,
+    Floats,
+    broadcast,
+    call,
+    compiled,
+    part,
+    pointer,
+    round_rows,
+)
 
 MOST_ROWS = 6
 """Rows of a tile: their sums take 24 of 32 registers of 512 bits, and the weights 4; 12 of 16 of 256 bits, and 2."""
@@ -26,8 +37,6 @@ Numbers = NDArray[Any]
 Sums = Callable[[Numbers, Numbers, Numbers, int, int, int], None]
 Add = Callable[[Any, Any, Any, Any], Any]
 """(builder, a register of sums, one of numbers, one of weights) -> the sums with the products added, as LLVM values."""
-
-WORD = ir.IntType(32)
 
 
 @dataclass(frozen=True)
@@ -55,28 +64,23 @@ class Instruction:
         return self.lanes * self.registers
 
 
-def _call(builder: Any, name: str, result: ir.Type, *args: Any) -> Any:
-    form = ir.FunctionType(result, [arg.type for arg in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, form, name), args)
-
-
 def _named(name: str) -> Add:
     """One instruction of the processor."""
-    return lambda builder, total, numbers, weights: _call(builder, name, total.type, total, numbers, weights)
+    return lambda builder, total, numbers, weights: call(builder, name, total.type, total, numbers, weights)
 
 
 def _add_pairs(builder: Any, total: Any, numbers: Any, weights: Any) -> Any:
     """Products of bytes are summed by twos in 16 bits, which hold 2 * 255 * 63, then these by twos in 32."""
     small, middle = ir.VectorType(ir.IntType(8), 32), ir.VectorType(ir.IntType(16), 16)
     both = [builder.bitcast(vector, small) for vector in (numbers, weights)]
-    twos = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", middle, *both)
-    return builder.add(total, _call(builder, "llvm.x86.avx2.pmadd.wd", total.type, twos, middle([1] * 16)))
+    twos = call(builder, "llvm.x86.avx2.pmadd.ub.sw", middle, *both)
+    return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.wd", total.type, twos, middle([1] * 16)))
 
 
 def _add_floats(builder: Any, total: Any, numbers: Any, weights: Any) -> Any:
     """Products and sums are rounded once."""
     both = [builder.bitcast(vector, total.type) for vector in (numbers, weights)]
-    return _call(builder, f"llvm.fma.v{total.type.count}f32", total.type, *both, total)
+    return call(builder, f"llvm.fma.v{total.type.count}f32", total.type, *both, total)
 
 
 VNNI = Instruction(("avx512vnni",), 16, 4, 4, WORD, _named("llvm.x86.avx512.vpdpbusd.512"))
@@ -180,17 +184,13 @@ def products_by(instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers
 
 def _tile(rows: int, instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers, int, int], None]:
     """`sums_by` for one number of rows."""
-    place, byte, line = ir.IntType(64), ir.IntType(8), 4 * instruction.lanes
+    line = 4 * instruction.lanes
     sum_vector, words = (ir.VectorType(element, instruction.lanes) for element in (instruction.sums, WORD))
     registers = range(instruction.registers)
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def at(start: Any, offset: Any, form: Any = byte) -> Any:
-            """A pointer `offset` bytes after the start."""
-            return builder.bitcast(builder.gep(builder.bitcast(start, byte.as_pointer()), [offset]), form.as_pointer())
-
         def load(start: Any, offset: Any, form: Any) -> Any:
-            return builder.load(at(start, offset, form), align=1)
+            return builder.load(pointer(builder, start, offset, form), align=1)
 
         numbers, weights, sums = (
             context.make_array(form)(context, builder, array)
@@ -200,22 +200,24 @@ def _tile(rows: int, instruction: Instruction) -> Callable[[Numbers, Numbers, Nu
         row_bytes = cgutils.unpack_tuple(builder, numbers.strides, 2)[0]
         block_bytes, step_bytes, *_ = cgutils.unpack_tuple(builder, weights.strides, 4)
         steps = cgutils.unpack_tuple(builder, weights.shape, 4)[1]
-        of_block = at(weights.data, builder.mul(block, block_bytes))
-        of_rows = [at(numbers.data, builder.mul(builder.add(first, place(row)), row_bytes)) for row in range(rows)]
+        of_block = pointer(builder, weights.data, builder.mul(block, block_bytes), BYTE)
+        of_rows = [
+            pointer(builder, numbers.data, builder.mul(builder.add(first, PLACE(row)), row_bytes), BYTE)
+            for row in range(rows)
+        ]
         # what is stored here in the loop, LLVM keeps in registers
         totals = [[cgutils.alloca_once_value(builder, sum_vector(None)) for _ in registers] for _ in range(rows)]
         with cgutils.for_range(builder, steps) as loop:
             step = builder.mul(loop.index, step_bytes)
-            columns = [load(of_block, builder.add(step, place(line * register)), words) for register in registers]
+            columns = [load(of_block, builder.add(step, PLACE(line * register)), words) for register in registers]
             for row, of_row in zip(of_rows, totals, strict=True):
-                few = load(row, builder.mul(loop.index, place(4)), WORD)
-                once = builder.insert_element(words(ir.Undefined), few, WORD(0))
-                same = builder.shuffle_vector(once, words(ir.Undefined), words(None))
+                few = load(row, builder.mul(loop.index, PLACE(4)), WORD)
+                same = broadcast(builder, few, words)
                 for total, column in zip(of_row, columns, strict=True):
                     builder.store(instruction.add(builder, builder.load(total), same, column), total)
         for row, of_row in enumerate(totals):
             for index, total in enumerate(of_row):
-                to = at(sums.data, place(line * (row * len(registers) + index)), sum_vector)
+                to = pointer(builder, sums.data, PLACE(line * (row * len(registers) + index)), sum_vector)
                 builder.store(builder.load(total), to, align=1)
         return context.get_dummy_value()
 
