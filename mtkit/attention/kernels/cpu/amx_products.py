@@ -1,10 +1,8 @@
 """Products of float32 rows that are rounded to bfloat16 first, by the tile registers of AMX.
 
-A tile register holds up to 16 rows of 64 bytes. One instruction multiplies a register of rows, 32 inputs each, by a
-register of weights, 32 inputs by 16 outputs, and adds the products to a register of sums in float32.
-
-Import this module only on a processor with AMX: the import compiles the loop, and LLVM ends the process if the
-processor lacks an instruction.
+An AMX tile register holds up to 16 rows of 64 bytes. One instruction multiplies a register of rows, 32 inputs each, by
+a register of weights, 32 inputs by 16 outputs, and adds the products to a register of sums in float32. Importing this
+module compiles these instructions: without AMX, LLVM then ends the process.
 """
 
 from typing import Any
@@ -17,7 +15,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from mtkit.attention.kernels.cpu.bfloat16_products import Halves, round_to_bfloat16
-from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, part
+from mtkit.attention.kernels.cpu.machine_code import BYTE, PLACE, Floats, call, compiled, part, pointer
 from mtkit.attention.kernels.cpu.product_tiles import BFLOAT16
 
 MOST_ROWS = 16
@@ -53,38 +51,35 @@ def write_sums(
     context: Any, numbers: Any, weights: Any, sums: Any, shapes: Any, first: Any, block: Any
 ) -> tuple[Any, Any]:
     """Write the sums of rows `first` on, as many as the shapes set, with a block of weights."""
-    byte, place = ir.IntType(8), ir.IntType(64)
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def call(name: str, *args: Any) -> None:
-            form = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
-            builder.call(cgutils.get_or_insert_function(builder.module, form, f"llvm.x86.{name}"), args)
+        def use(name: str, *args: Any) -> None:
+            call(builder, f"llvm.x86.{name}", ir.VoidType(), *args)
 
         def at(start: Any, offset: Any) -> Any:
-            """A pointer `offset` bytes after the start."""
-            return builder.gep(builder.bitcast(start, byte.as_pointer()), [offset])
+            return pointer(builder, start, offset, BYTE)
 
         rows, blocks, out, registers = (
             context.make_array(form)(context, builder, array)
             for form, array in zip(signature.args[:4], args[:4], strict=True)
         )
-        row_bytes, out_bytes = (cgutils.unpack_tuple(builder, matrix.strides, 2)[0] for matrix in (rows, out))
+        row_bytes, out_bytes = (cgutils.unpack_tuple(builder, each.strides, 2)[0] for each in (rows, out))
         block_bytes, step_bytes, *_ = cgutils.unpack_tuple(builder, blocks.strides, 4)
-        inputs = builder.sdiv(cgutils.unpack_tuple(builder, rows.shape, 2)[1], place(INPUTS))
+        inputs = builder.sdiv(cgutils.unpack_tuple(builder, rows.shape, 2)[1], PLACE(INPUTS))
         of_rows = at(rows.data, builder.mul(args[4], row_bytes))
         of_block = at(blocks.data, builder.mul(args[5], block_bytes))
-        call("ldtilecfg", at(registers.data, place(0)))
+        use("ldtilecfg", at(registers.data, PLACE(0)))
         for register in SUMS:
-            call("tilezero", byte(register))
+            use("tilezero", BYTE(register))
         with cgutils.for_range(builder, inputs) as loop:
-            call("tileloadd64", byte(ROWS), at(of_rows, builder.mul(loop.index, place(LINE))), row_bytes)
-            step = at(of_block, builder.mul(loop.index, builder.mul(step_bytes, place(INPUTS // BFLOAT16.together))))
+            use("tileloadd64", BYTE(ROWS), at(of_rows, builder.mul(loop.index, PLACE(LINE))), row_bytes)
+            step = at(of_block, builder.mul(loop.index, builder.mul(step_bytes, PLACE(INPUTS // BFLOAT16.together))))
             for register in SUMS:
-                call("tileloadd64", byte(WEIGHTS), at(step, place(LINE * register)), step_bytes)
-                call("tdpbf16ps", byte(register), byte(ROWS), byte(WEIGHTS))
+                use("tileloadd64", BYTE(WEIGHTS), at(step, PLACE(LINE * register)), step_bytes)
+                use("tdpbf16ps", BYTE(register), BYTE(ROWS), BYTE(WEIGHTS))
         for register in SUMS:
-            call("tilestored64", byte(register), at(out.data, place(LINE * register)), out_bytes)
-        call("tilerelease")
+            use("tilestored64", BYTE(register), at(out.data, PLACE(LINE * register)), out_bytes)
+        use("tilerelease")
         return context.get_dummy_value()
 
     return void(numbers, weights, sums, shapes, int64, int64), write

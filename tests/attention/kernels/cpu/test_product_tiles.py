@@ -1,6 +1,10 @@
 """Products in tiles against PyTorch's in 64 bits."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -250,3 +254,14 @@ def test_tiles_multiply_few_rows_and_with_amx_more_with_small_weights(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert tiles_are_faster(count, weights) == faster
+
+
+@pytest.mark.parametrize(("processor", "module"), [("znver4", "bfloat16_products"), ("sapphirerapids", "amx_products")])
+def test_bfloat16_products_compile_for_processors_with_and_without_amx(
+    tmp_path: Path, processor: str, module: str
+) -> None:
+    """LLVM ends the process if the processor lacks an instruction of a module that is imported."""
+    settings = os.environ | {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", f"import mtkit.attention.kernels.cpu.{module}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=settings)
+    assert (done.returncode, done.stderr) == (0, "")
