@@ -1,8 +1,10 @@
 """Products of float32 rows that are rounded to bfloat16 first, by the tile registers of AMX.
 
-An AMX tile register holds up to 16 rows of 64 bytes. One instruction multiplies a register of rows, 32 inputs each, by
-a register of weights, 32 inputs by 16 outputs, and adds the products to a register of sums in float32. Importing this
-module compiles these instructions: without AMX, LLVM then ends the process.
+A tile register holds up to 16 rows of 64 bytes. One instruction multiplies a register of rows, 32 inputs each, by a
+register of weights, 32 inputs by 16 outputs, and adds the products to a register of sums in float32.
+
+Import this module only on a processor with AMX: the import compiles the loop, and LLVM ends the process if the
+processor lacks an instruction.
 """
 
 from typing import Any
@@ -63,7 +65,7 @@ def write_sums(
             context.make_array(form)(context, builder, array)
             for form, array in zip(signature.args[:4], args[:4], strict=True)
         )
-        row_bytes, out_bytes = (cgutils.unpack_tuple(builder, each.strides, 2)[0] for each in (rows, out))
+        row_bytes, out_bytes = (cgutils.unpack_tuple(builder, matrix.strides, 2)[0] for matrix in (rows, out))
         block_bytes, step_bytes, *_ = cgutils.unpack_tuple(builder, blocks.strides, 4)
         inputs = builder.sdiv(cgutils.unpack_tuple(builder, rows.shape, 2)[1], PLACE(INPUTS))
         of_rows = at(rows.data, builder.mul(args[4], row_bytes))

@@ -1,4 +1,4 @@
-"""Products of float32 rows that are rounded to bfloat16 first, by AVX-512."""
+"""Products of float32 rows that are rounded to bfloat16 first, by AVX-512; `amx_products` has the loop for AMX."""
 
 import numpy as np
 from numpy.typing import NDArray
