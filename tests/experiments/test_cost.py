@@ -186,7 +186,7 @@ def test_a_small_model_may_need_a_width_that_is_no_multiple_of_eight(prepared: P
 
 def test_what_cannot_be_matched_is_named(prepared: Prepared) -> None:
     first = tiny()
-    with pytest.raises(MtkitError, match=r"^fixed-head-size cannot be matched: .* at model.feed_forward = 1, .* alone"):
+    with pytest.raises(MtkitError, match=r"^fixed-head-size cannot be .* model.feed_forward = 1, .* already cost more"):
         matched(tiny(attention={"name": "fixed-head-size"}), first, "parameters", prepared)
     with pytest.raises(MtkitError, match=r"^rnn cannot be matched: .*the rnn has no feed-forward sub-layer"):
         matched(tiny(model=RNN), first, "parameters", prepared)
