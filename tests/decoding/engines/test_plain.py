@@ -40,5 +40,5 @@ def test_the_first_part_that_is_not_plain_is_named(
 @pytest.mark.parametrize("attention", ["multi-query", "grouped-query"])
 def test_shared_keys_and_values_are_plain_where_they_can_be(attention: str) -> None:
     assert unlike_plain(recipe_of(attention)) == f"encoder attention with projection {attention}"
-    assert unlike_plain(recipe_of(attention), besides=GROUPED) is None
-    assert unlike_plain(recipe_of(attention, {"positions": "rotary"}), besides=GROUPED) is not None
+    assert unlike_plain(recipe_of(attention), extra=GROUPED) is None
+    assert unlike_plain(recipe_of(attention, {"positions": "rotary"}), extra=GROUPED) is not None
