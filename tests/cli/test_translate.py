@@ -287,16 +287,9 @@ def test_documents_are_translated_together_as_trained(wide: Path, monkeypatch: p
 def test_given_translations_of_documents_are_scored_as_trained(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(wide)
     given = ["--input", "flickr.source.en-de", "--target", "flickr.target.en-de", "--direction", "en-de"]
-    trained, alone = lines_of(typed(*given)), lines_of(typed(*given, "--sentences"))
-    assert [one == other for one, other in zip(trained, alone, strict=True)] == [True, *[False] * 2, True] + [
-        one == other for one, other in zip(trained[4:], alone[4:], strict=True)
-    ]
-    assert lines_of(typed(*given, "--documents")) == trained
-    Path("ids.txt").write_text("a\nb\nc\nd\ne\nf\ng\n")
-    assert lines_of(typed(*given, "--document-ids", "ids.txt")) == alone
-    Path("both.txt").write_bytes(b"".join(Path(f"flickr.target.{way}").read_bytes() for way in ("en-de", "en-fr")))
-    side = lines_of(typed("--side", "flickr", "--target", "both.txt"))
-    assert [float(score) for score in side[:7]] == pytest.approx([*map(float, trained)], abs=1e-4)
+    trained, alone = (list(map(float, lines_of(typed(*given, *how)))) for how in ([], ["--sentences"]))
+    same = [one == pytest.approx(other, rel=1e-5) for one, other in zip(trained, alone, strict=True)]
+    assert same[:4] == [True, False, False, True]  # the first lines of documents have no context
 
 
 def test_word_scores_are_json_lines() -> None:
