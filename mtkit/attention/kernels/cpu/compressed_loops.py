@@ -1,6 +1,6 @@
 """Loops of attention to compressed blocks, with the importance of the token blocks that contain them.
 
-Each query is a column: scores (keys, queries) of all keys of `TOGETHER` queries stay in the processor's second cache,
+Each query is a column: the scores (keys, queries) of `TOGETHER` queries stay in the processor's second cache,
 and a softmax over keys takes no sum across a vector register. The products are small ones of BLAS.
 """
 
@@ -208,7 +208,7 @@ def write_gradients(
     first: int,
     last: int,
 ) -> None:
-    """Write q's gradient, and add k's and v's gradients, from d_out, the gradient of the outputs of `write_reads`."""
+    """Write q's gradient, and add k's and v's gradients, from d_out, the gradient of what `write_reads` writes."""
     size, stride, _, _ = spans
     heads, groups = q.shape[2], len(k) // len(q)
     several, width, wide = heads // groups, q.shape[3], v.shape[2]

@@ -1,6 +1,6 @@
 """Products with rows of a matrix that a loop picks, in LLVM's instructions: all sums stay in the processor's registers.
 
-Numba's own loops keep sums of vectors in memory, and need about half as many instructions again.
+Numba's own loops keep such sums in memory from row to row.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Places = NDArray[Any]
 
 
 def _load(builder: Any, address: Any, mask: Any) -> Any:
-    """A vector; zeros where a mask is False."""
+    """A vector; lanes whose mask is False are zero."""
     if mask is None:
         return builder.load(address, align=4)
     return call(builder, f"llvm.masked.load.v{LANES}f32.p0", VECTOR, address, ALIGNMENT, mask, VECTOR(None))
@@ -70,12 +70,12 @@ def _products(
             for start, total in zip(starts, totals, strict=True):
                 _add_product(builder, total, some, _load(builder, pointer(builder, start, offset, VECTOR), mask))
 
-        whole = builder.sdiv(width, PLACE(LANES))
-        with cgutils.for_range(builder, whole) as loop:
+        full_vectors = builder.sdiv(width, PLACE(LANES))
+        with cgutils.for_range(builder, full_vectors) as loop:
             add(builder.mul(loop.index, PLACE(4 * LANES)), None)
-        left = builder.sub(width, builder.mul(whole, PLACE(LANES)))
+        left = builder.sub(width, builder.mul(full_vectors, PLACE(LANES)))
         with builder.if_then(builder.icmp_signed(">", left, PLACE(0)), likely=False):
-            add(builder.mul(whole, PLACE(4 * LANES)), _first(builder, left))
+            add(builder.mul(full_vectors, PLACE(4 * LANES)), _first(builder, left))
         for number, total in enumerate(totals):
             name, zero = f"llvm.vector.reduce.fadd.v{LANES}f32", FLOAT(-0.0)
             product = call(builder, name, FLOAT, zero, builder.load(total), fastmath=("reassoc",))
@@ -106,17 +106,19 @@ def _sum(
 
         def add(masks: list[Any]) -> None:
             sums = [cgutils.alloca_once_value(builder, VECTOR(None)) for _ in lines]
-            for each in sums:
-                builder.store(VECTOR(None), each)
+            for vector_sum in sums:
+                builder.store(VECTOR(None), vector_sum)
             with cgutils.for_range(builder, args[5]) as loop:
                 number = builder.load(pointer(builder, weights.data, builder.mul(loop.index, PLACE(4)), FLOAT))
                 row = builder.load(pointer(builder, places.data, builder.mul(loop.index, PLACE(8)), PLACE))
                 address = pointer(builder, start, builder.mul(row, step_bytes), BYTE)
                 same = broadcast(builder, number, VECTOR)
-                for line, mask, each in zip(lines, masks, sums, strict=True):
-                    _add_product(builder, each, same, _load(builder, pointer(builder, address, line, VECTOR), mask))
-            for line, mask, each in zip(lines, masks, sums, strict=True):
-                address, value = pointer(builder, to, line, VECTOR), builder.load(each)
+                for line, mask, vector_sum in zip(lines, masks, sums, strict=True):
+                    _add_product(
+                        builder, vector_sum, same, _load(builder, pointer(builder, address, line, VECTOR), mask)
+                    )
+            for line, mask, vector_sum in zip(lines, masks, sums, strict=True):
+                address, value = pointer(builder, to, line, VECTOR), builder.load(vector_sum)
                 if mask is None:
                     builder.store(value, address, align=4)
                 else:
