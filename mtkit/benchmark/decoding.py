@@ -51,8 +51,9 @@ class Decoder(Protocol):
     arithmetic: str
     shortlist: int
     """Number of allowed translations of each source piece; 0 if all pieces are allowed."""
-    sizes: Sequence[int]
-    """Batch sizes to choose from, in the decoder's unit."""
+
+    def sizes(self, beam: int) -> Sequence[int]:
+        """Return the batch sizes to choose from, in the decoder's unit."""
 
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
         """Translate N lines into N lines; greedily if `beam` is 1."""
@@ -79,12 +80,16 @@ class OwnDecoder:
         self.dtype = find_dtype(arithmetic)
         self.arithmetic = "float32" if arithmetic == "auto" else arithmetic
         self.shortlist = 0 if lexicon is None else lexicon.each
-        usual = settings.batch_tokens or usual_batch_tokens(next(model.parameters()).device)
-        self.sizes: Sequence[int] = list(sizes) or [usual]
+        self._given = list(sizes) or ([settings.batch_tokens] if settings.batch_tokens else [])
+        self._device = next(model.parameters()).device
         self._tokenizers, self._settings = run.tokenizers, settings
-        workers = Workers.where_possible(next(model.parameters()).device)
+        workers = Workers.where_possible(self._device)
         self._engine = ModelEngine(model, settings, self.dtype, lexicon, workers)
         self._trained_on = TrainedOn.of([run])
+
+    def sizes(self, beam: int) -> Sequence[int]:
+        """Return the given sizes, those of the run's settings, or the size that `mtkit translate` takes."""
+        return self._given or [usual_batch_tokens(self._device, beam)]
 
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
         """Translate with the run's settings, except beam and batch size."""
@@ -264,11 +269,12 @@ def named(runs: Sequence[Run]) -> dict[str, Run]:
 def _fastest_size(decoder: Decoder, lines: Sequence[str], beam: int) -> int:
     """Warm the decoder up on some lines, and return the batch size that is fastest on them."""
     trial = lines[:: TRIAL_SHARE if len(lines) >= 2 * TRIAL_SHARE else 1]
-    if len(decoder.sizes) == 1:
-        decoder.translate(trial, beam, decoder.sizes[0])
-        return decoder.sizes[0]
-    times: dict[int, list[float]] = {size: [] for size in decoder.sizes}
-    for _, size in product(range(2), decoder.sizes):
+    sizes = decoder.sizes(beam)
+    if len(sizes) == 1:
+        decoder.translate(trial, beam, sizes[0])
+        return sizes[0]
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    for _, size in product(range(2), sizes):
         times[size].append(_timed(decoder, trial, beam, size)[1])
     return min(times, key=lambda size: min(times[size]))
 

@@ -53,16 +53,21 @@ def map_batches(
     `work` returns the results of the segments with these indices. A batch that exceeds the memory is halved. On a CPU,
     at most `most` batches are computed at once.
     """
-    size = batch_tokens or usual_batch_tokens(device)
+    size = batch_tokens or usual_batch_tokens(device, hypotheses)
     batches = plan(lengths, size, hypotheses, at_once(device, most=most))
     halves = parallel_map(partial(Halving(lengths).run, work), batches, device, most)
     for indices, results in zip(batches, halves, strict=True):
         yield list(zip(indices, chain.from_iterable(results), strict=True))
 
 
-def usual_batch_tokens(device: torch.device) -> int:
-    """The padded source pieces of a batch: few enough for a CPU's caches, or enough to fill a GPU."""
-    return 8_192 if device.type == "cpu" else 65_536
+def usual_batch_tokens(device: torch.device, hypotheses: int) -> int:
+    """The padded source pieces of a batch, once per hypothesis: few enough for a CPU's caches, or enough to fill a GPU.
+
+    Several hypotheses of a segment read the same source.
+    """
+    if device.type != "cpu":
+        return 65_536
+    return 8_192 if hypotheses == 1 else 16_384
 
 
 def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: int = 1) -> list[list[int]]:

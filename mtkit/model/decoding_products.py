@@ -3,8 +3,9 @@
 Inside the context `products`, the linear layers of a model and its output projection multiply by weights that are
 rounded and laid out for the processor, and attentions compute queries, keys and values in one product. Prepared weights
 are cached until the weights change, because text arrives in chunks; a change through `.data`, which PyTorch does not
-count, is not noticed. Attention, norms, softmax and other parts are computed as outside the context, and so are all
-products of attentions that must not round (`unrounded`).
+count, is not noticed. Norms, softmax and other parts are computed as outside the context, and so are all products of
+attentions that must not round (`unrounded`). On the CPU, types below float32 also make attentions by scaled dot
+products keep keys and values in bfloat16.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.bases.product_attention import ProductAttention
 from mtkit.attention.contract import unrounded_parts
 from mtkit.attention.kernels.cpu.int8 import Int8, check_int8
 from mtkit.attention.kernels.cpu.product import Float32, Low, Plain, Product, Tiled, packs_float32, tiles_float32
+from mtkit.attention.kernels.dot_product import is_plain
 from mtkit.model.layers import LayerNorm
 from mtkit.model.network import Network
 
@@ -47,6 +50,9 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for module in model.modules():
             if isinstance(module, HeadAttention) and module not in unrounded:
                 replace(module, "projected", partial(_projected, prepared))
+                low = dtype == torch.int8 or is_low(dtype, device)
+                if low and isinstance(module, ProductAttention) and is_plain(module.positions):
+                    replace(module, "cache_type", torch.bfloat16)  # half the bytes, which a step waits for
             if isinstance(module, LayerNorm) and device.type == "cuda" and dtype == torch.bfloat16:
                 replace(module, "forward", prepared.norm(module))
             if dtype != torch.float32 or _float32(dtype, device) is not None:

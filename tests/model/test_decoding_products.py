@@ -8,9 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mtkit.attention import State
+from mtkit.attention.bases.product_attention import ProductAttention
 from mtkit.attention.kernels.cpu import product
 from mtkit.attention.kernels.cpu.product import Float32, Tiled, in_few_counts
 from mtkit.attention.kernels.cpu.product_tiles import FLOATS, has
+from mtkit.attention.states import tensors_of
 from mtkit.model import decoding_products
 from mtkit.model.build import build_model
 from mtkit.model.decoding_products import products
@@ -45,6 +48,39 @@ def test_a_step_is_near_the_plain_one(attention: str, dtype: torch.dtype) -> Non
     assert found.dtype == torch.float32
     off = (exact - found).norm() / exact.norm()
     assert off < (1e-5 if dtype == torch.float32 else 0.05)
+
+
+def attentions(net: Transformer) -> list[ProductAttention]:
+    return [part for part in net.modules() if isinstance(part, ProductAttention)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("attention", ["full", "multi-query", "group"])
+@pytest.mark.parametrize("hypotheses", [1, 3, 17])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_low_types_keep_keys_and_values_in_bfloat16(
+    need_weights: bool, hypotheses: int, attention: str, dtype: torch.dtype
+) -> None:
+    """More than 16 hypotheses have a cache each; weights are computed without the loop that reads bfloat16."""
+    net = network(attention)
+    source, tokens = torch.randint(4, 40, (3, 9)), torch.randint(4, 40, (4, 3, hypotheses))
+    valid = torch.arange(9) < torch.tensor([9, 5, 7])[:, None]
+
+    def last() -> tuple[Tensor, State]:
+        state = net.start(net.encode(source, valid), hypotheses=hypotheses)
+        for token in tokens:
+            found, state, _ = net.step(token, state, need_weights=need_weights)
+        return found.whole(), state
+
+    with products(net, dtype):
+        found, state = last()
+        assert torch.bfloat16 in {tensor.dtype for tensor in tensors_of(state)}
+        for part in attentions(net):
+            part.cache_type = None
+        expected, state = last()
+        assert torch.bfloat16 not in {tensor.dtype for tensor in tensors_of(state)}
+    assert 0 < (found - expected).norm() < 0.02 * expected.norm()
 
 
 class _Products(TorchDispatchMode):

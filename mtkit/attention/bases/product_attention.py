@@ -39,6 +39,8 @@ class ProductAttention(ScoreAttention):
     """Scaled dot-product attention over all keys that a query may see."""
 
     transposed = False
+    cache_type: torch.dtype | None = None
+    """The type of keys and values that a state holds, if not the one in which they are computed."""
 
     def pairs(
         self, query: Tensor, memory: Tensor | None = None, valid: Tensor | None = None, task: Tensor | None = None
@@ -81,11 +83,12 @@ class ProductAttention(ScoreAttention):
                 need_weights=need_weights,
             )
             return heads, weights, None
-        hidden = 1 if visible is None or visible.shape[2] == 1 else q.shape[2]  # each hypothesis sees its own past
-        if need_weights or not (
-            is_plain(self.positions) and supports_cached(q, keys, values) and cached_is_faster(q, keys, hidden)
-        ):
-            return super().attended(pairs, carry, need_weights)
+        queries = q.shape[2]
+        hidden = 1 if visible is None or visible.shape[2] == 1 else queries  # each hypothesis sees its own past
+        plain = is_plain(self.positions) and not need_weights
+        if not (plain and supports_cached(q, keys, values) and cached_is_faster(q, keys, queries, hidden)):
+            columns = {name: x.type_as(q) for name, x in pairs.columns.items()}
+            return super().attended(pairs._replace(columns=columns), carry, need_weights)
         heads = attend_cached(
             q.transpose(1, 2),
             keys.unsqueeze(1),
@@ -97,9 +100,14 @@ class ProductAttention(ScoreAttention):
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return an empty cache for all hypotheses of a segment; in the cross role the projected source."""
-        if inputs.memory is not None:
-            return super().begin(inputs)
-        return start_rows(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes), None
+        like = self.q_proj.weight.new_empty(0, dtype=self.cache_type)
+        if inputs.memory is None:
+            return start_rows(inputs.batch_size, inputs.hypotheses, like, **self.cache_shapes), None
+        state, carry = super().begin(inputs)
+        if self.cache_type is not None:
+            for name in self.cache_shapes:
+                state["shared"][name] = state["shared"][name].to(self.cache_type)
+        return state, carry
 
     def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
         """Return the pairs of a step with query (B, N, D), N queries of one segment, and the state with their rows.

@@ -42,7 +42,7 @@ def append_rows(state: State, *, keys: Tensor, values: Tensor, **others: Tensor)
     state = _ensure_capacity(state, hypotheses)
     shared, seen, rows = state["shared"], state["seen"], state["rows"]
     end = rows + hypotheses
-    if shared["keys"].dtype != k.dtype:  # only the first step under autocast shows the type of the keys
+    if k.element_size() < shared["keys"].element_size():  # only the first step under autocast shows that type
         shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
     # the test for finite values would stall an accelerator
     if hypotheses > 1 and not (v.device.type == "cpu" and bool(v.sum().isfinite())):

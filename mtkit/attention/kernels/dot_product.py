@@ -17,38 +17,45 @@ from mtkit.attention.kernels.fused import fused_attention, hides_all_keys, paddi
 from mtkit.attention.kernels.gpu.short import attend_short, attends_short
 from mtkit.attention.slots import Positions
 
-PAIR = 1.25
-"""Cost of a pair of query and key, in pairs of PyTorch's products."""
+PAIR, PAIR_OF_SEVERAL = 1.25, 0.6
+"""Cost of a pair of query and key, in pairs of PyTorch's products: for one query of a key, and for several."""
+
+LOW_PAIR, CONVERTED = 0.6, 2
+"""Cost of a pair with a key in bfloat16, and of PyTorch's pair, for which the key must become float32."""
 
 CALL = 8192
-"""Cost of the operations around those products, in the same pairs. Both were measured on an AMD EPYC with AVX-512."""
+"""Cost of the operations around those products, in the same pairs. All were measured on AMD EPYCs with AVX-512."""
 
 _ALL = torch.ones(1, dtype=torch.bool)
 
 
-def supports_cached(*tensors: Tensor) -> bool:
-    """Whether `attend_cached` supports these tensors: float32, on the CPU, without gradients.
+def supports_cached(q: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether `attend_cached` supports these tensors: on the CPU, without gradients, queries in float32.
 
     It is no operation of PyTorch: under a `TorchDispatchMode`, which counts operations, it supports nothing.
     """
-    supported = all(x.dtype == torch.float32 and x.device.type == "cpu" and not x.requires_grad for x in tensors)
+    types = q.dtype == torch.float32 and keys.dtype == values.dtype and keys.dtype in (torch.float32, torch.bfloat16)
+    supported = types and all(x.device.type == "cpu" and not x.requires_grad for x in (q, keys, values))
     return supported and torch._C._len_torch_dispatch_stack() == 0
 
 
-def cached_is_faster(q: Tensor, keys: Tensor, hidden: int = 1) -> bool:
+def cached_is_faster(q: Tensor, keys: Tensor, queries: int = 1, hidden: int = 1) -> bool:
     """Whether `attend_cached` is faster than products of all queries (..., K) with all keys (..., L, K).
 
-    It runs on one core, while products use all threads of PyTorch, but reads only visible keys: one in `hidden`.
+    Each key has this number of queries. `attend_cached` runs on one core, while products use all threads of PyTorch,
+    but reads only visible keys: one in `hidden`.
     """
     pairs = q.numel() // q.shape[-1] * keys.shape[-2]
-    return PAIR * pairs / hidden <= CALL + pairs / torch.get_num_threads()
+    low = keys.dtype == torch.bfloat16
+    pair = LOW_PAIR if low else PAIR_OF_SEVERAL if queries > 1 else PAIR
+    return pair * pairs / hidden <= CALL + (CONVERTED if low else 1) * pairs / torch.get_num_threads()
 
 
 def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: Tensor | None = None) -> Tensor:
     """The heads' outputs (B, N, H, V) of queries (B, N, H, K); one that sees no key gets zero.
 
-    Keys (B, N or 1, G, L, K) and values (B, N or 1, G', L, V); G and G' divide H; visible broadcasts to
-    (B, N, H, L). Hidden rows may hold any value.
+    Keys (B, N or 1, G, L, K) and values (B, N or 1, G', L, V), in float32 or bfloat16; G and G' divide H; visible
+    broadcasts to (B, N, H, L). Hidden rows may hold any value.
     """
     from mtkit.attention.kernels.cpu.decoding_loops import attend_rows
 
@@ -62,10 +69,11 @@ def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, visi
     return out
 
 
-def _rows(x: Tensor) -> tuple[NDArray[np.float32], tuple[int, int, int, int]]:
+def _rows(x: Tensor) -> tuple[NDArray[Any], tuple[int, int, int, int]]:
     """The rows of x (B, N, G, L, K) as a matrix (R, K), and the distances in rows to the next of B, N, G and L.
 
-    The matrix is a view if rows are contiguous and a multiple of K numbers apart.
+    The matrix is a view if rows are contiguous and a multiple of K numbers apart. NumPy has no bfloat16: such a matrix
+    is of int16, with the same bits.
     """
     batch, hypotheses, groups, length, width = x.shape
     b, n, g, along, within = x.stride()
@@ -74,7 +82,8 @@ def _rows(x: Tensor) -> tuple[NDArray[np.float32], tuple[int, int, int, int]]:
         b, n, g, along, _ = x.stride()
     last = (batch - 1) * b + (hypotheses - 1) * n + (groups - 1) * g + (length - 1) * along
     rows = x.as_strided((last // width + 1, width), (width, 1))
-    return rows.numpy(), (b // width, n // width if hypotheses > 1 else 0, g // width, along // width)
+    matrix = (rows.view(torch.int16) if x.dtype == torch.bfloat16 else rows).numpy()
+    return matrix, (b // width, n // width if hypotheses > 1 else 0, g // width, along // width)
 
 
 FEW = 15
@@ -262,7 +271,8 @@ def attend_step(
     visible broadcasts to (B, N, H, L); key_position (L,), 0 to L - 1 if None.
     """
     batch, hypotheses = q.shape[:2]
-    if is_plain(positions) and not need_weights and supports_cached(q, keys, values) and cached_is_faster(q, keys):
+    queries, plain = hypotheses if keys.dim() == 4 else 1, is_plain(positions) and not need_weights
+    if plain and supports_cached(q, keys, values) and cached_is_faster(q, keys, queries):
         past = (keys.unsqueeze(1), values.unsqueeze(1)) if keys.dim() == 4 else (keys, values)
         return attend_cached(q, *past, scale=scale, visible=visible), None
     if visible is not None and keys.dim() == 4:

@@ -30,7 +30,6 @@ class CTranslate2:
     """CTranslate2 with mtkit's sentencepiece model, piece numbers as tokens, and its own search and batching."""
 
     program = "ctranslate2"
-    sizes: Sequence[int] = SIZES
 
     def __init__(
         self,
@@ -67,6 +66,10 @@ class CTranslate2:
                 intra_threads=1,
             )
             torch.set_num_threads(threads)  # the line above leaves this thread with one
+
+    def sizes(self, beam: int) -> Sequence[int]:
+        """Return the numbers of segments to choose from."""
+        return SIZES
 
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
         """Translate; CTranslate2 sorts its batches by length."""

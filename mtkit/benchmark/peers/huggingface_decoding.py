@@ -33,7 +33,6 @@ class HuggingFaceDecoder:
 
     program = "huggingface"
     shortlist = 0
-    sizes: Sequence[int] = SIZES
 
     def __init__(self, run: Run, model: Network, settings: DecodingSettings, arithmetic: str) -> None:
         """Convert the model. Raises: MtkitError if Hugging Face has no such model."""
@@ -46,6 +45,10 @@ class HuggingFaceDecoder:
         self._longest = (model.longest_source, model.longest_target)
         self._device = model.output_weight.device
         self._model: Any = convert(run.recipe, model).to(self._device, getattr(torch, arithmetic))
+
+    def sizes(self, beam: int) -> Sequence[int]:
+        """Return the numbers of segments to choose from."""
+        return SIZES
 
     @torch.no_grad()
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:

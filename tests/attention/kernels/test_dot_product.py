@@ -233,6 +233,16 @@ def test_it_is_the_softmax_of_the_visible_rows(shape: tuple[int, ...], masked: s
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("width", [1, 8, 16, 17, 64, 100, 130])
+def test_rows_in_bfloat16_are_read_exactly(width: int) -> None:
+    """All sums are in float32."""
+    q, visible = torch.randn(3, 5, 4, width), torch.rand(3, 5, 1, 11) < 0.7
+    keys, values = torch.randn(3, 5, 2, 11, width).bfloat16(), torch.randn(3, 5, 2, 11, 2 * width).bfloat16()
+    found = attend_cached(q, keys, values, scale=0.4, visible=visible)
+    assert torch.equal(found, attend_cached(q, keys.float(), values.float(), scale=0.4, visible=visible))
+
+
+@torch.inference_mode()
 def test_a_query_that_sees_nothing_gets_zero_and_hidden_rows_may_hold_anything() -> None:
     q, keys, values = torch.randn(2, 2, 2, 8), torch.randn(2, 1, 2, 6, 8), torch.randn(2, 1, 2, 6, 8)
     visible = torch.ones(2, 2, 1, 6, dtype=torch.bool)
@@ -266,7 +276,9 @@ def test_what_it_takes() -> None:
     q, keys = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 2, 9, 4)
     assert supports_cached(q, keys, keys)
     assert not supports_cached(q.double(), keys, keys)
+    assert supports_cached(q, keys.bfloat16(), keys.bfloat16())
     assert not supports_cached(q, keys.bfloat16(), keys)
+    assert not supports_cached(q.bfloat16(), keys.bfloat16(), keys.bfloat16())
     assert not supports_cached(q, keys, keys.clone().requires_grad_())
     assert not supports_cached(q.to("meta"), keys, keys)
     with FlopCounterMode(display=False):  # which sees operations of PyTorch alone
@@ -274,15 +286,28 @@ def test_what_it_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "hidden", "length", "paid"),
-    [(1, 1, 1_000, True), (1, 1, 10_000, False), (1, 5, 10_000, True), (4, 1, 2_000, False), (4, 5, 2_000, True)],
+    ("threads", "queries", "hidden", "length", "paid"),
+    [
+        (1, 1, 1, 1_000, True),
+        (1, 1, 1, 10_000, False),
+        (1, 5, 1, 10_000, True),
+        (4, 5, 1, 2_000, False),
+        (4, 5, 5, 2_000, True),
+    ],
 )
 def test_one_core_does_what_is_less_than_its_share(
-    threads: int, hidden: int, length: int, paid: bool, monkeypatch: pytest.MonkeyPatch
+    threads: int, queries: int, hidden: int, length: int, paid: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     q, keys = torch.empty(1, 5, 4, 8), torch.empty(1, 1, 4, length, 8)
-    assert cached_is_faster(q, keys, hidden) == paid
+    assert cached_is_faster(q, keys, queries, hidden) == paid
+
+
+def test_keys_in_bfloat16_pay_beside_products_that_need_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    q, keys = torch.empty(1, 1, 4, 8), torch.empty(1, 1, 4, 100_000, 8)
+    assert cached_is_faster(q, keys.bfloat16())
+    assert not cached_is_faster(q, keys)
 
 
 def test_nothing_gives_nothing() -> None:

@@ -3,7 +3,16 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.attention.kernels.cpu.machine_code import Floats, ask_for, bits_of, compiled, exponential, of_bits, part
+from mtkit.attention.kernels.cpu.machine_code import (
+    Floats,
+    LowFloats,
+    ask_for,
+    bits_of,
+    compiled,
+    exponential,
+    of_bits,
+    part,
+)
 from mtkit.attention.kernels.cpu.row_products import COLUMNS, write_four_products, write_weighted_sum
 
 Places = NDArray[np.int64]
@@ -28,7 +37,9 @@ def listed(seen: NDArray[np.bool_], place: Places) -> int:
 
 
 @part
-def write_scores(query: Floats, keys: Floats, first: int, step: int, place: Places, count: int, scores: Floats) -> None:
+def write_scores(
+    query: Floats, keys: Floats | LowFloats, first: int, step: int, place: Places, count: int, scores: Floats
+) -> None:
     """Write the products of the query with `count` rows, and meaningless ones up to a multiple of `TOGETHER`."""
     for c in range(0, count, TOGETHER):
         one, two = first + place[c] * step, first + place[c + 1] * step
@@ -37,7 +48,7 @@ def write_scores(query: Floats, keys: Floats, first: int, step: int, place: Plac
 
 
 @part
-def ask_for_all(rows: Floats, first: int, step: int, place: Places, count: int) -> None:
+def ask_for_all(rows: Floats | LowFloats, first: int, step: int, place: Places, count: int) -> None:
     """Prefetch `count` rows, so that the loop after the next one does not wait for them."""
     for c in range(count):
         ask_for(rows, first + place[c] * step)
@@ -64,16 +75,22 @@ def write_exponentials(scores: Floats, count: int) -> np.float32:
     return max(total, np.float32(1))  # the largest alone adds 1; only a sum of nothing is below
 
 
+STEPS = "UniTuple(int64, 4)"
+
+
 @compiled(
-    "float32[:, ::1], UniTuple(int64, 4), float32[:, ::1], UniTuple(int64, 4), float32[:, ::1], UniTuple(int64, 4), "
-    "int64, int64, boolean[:, :, :, :], float32, float32[:, :, :, ::1]"
+    *(
+        f"float32[:, ::1], {STEPS}, {rows}[:, ::1], {STEPS}, {rows}[:, ::1], {STEPS}, int64, int64, "
+        "boolean[:, :, :, :], float32, float32[:, :, :, ::1]"
+        for rows in ("float32", "int16")
+    )
 )
 def attend_rows(
     queries: Floats,
     query_steps: Steps,
-    keys: Floats,
+    keys: Floats | LowFloats,
     key_steps: Steps,
-    values: Floats,
+    values: Floats | LowFloats,
     value_steps: Steps,
     key_groups: int,
     value_groups: int,
@@ -84,7 +101,8 @@ def attend_rows(
     """Write the outputs (B, N, H, V) of queries, keys and values, whose rows are in matrices (R, K) and (R', V).
 
     `steps` are the distances in rows to the next of B, N, G and L; the groups G divide H. seen (B, N, H, L). A query
-    reads only the rows that it sees; one that sees none gets zero.
+    reads only the rows that it sees; one that sees none gets zero. Keys and values are both in float32 or both in
+    bfloat16.
     """
     batch, hypotheses, heads, length = seen.shape
     room = -(-length // WEIGHTS) * WEIGHTS

@@ -15,6 +15,9 @@ Result = TypeVar("Result")
 
 Floats = NDArray[np.float32]
 
+LowFloats = NDArray[np.int16]
+"""Numbers in bfloat16, which NumPy does not have."""
+
 HOW: dict[str, Any] = {
     "nogil": True,
     "error_model": "numpy",  # a division by zero gives infinity
@@ -24,20 +27,22 @@ HOW: dict[str, Any] = {
 
 
 def compiled(
-    types: str, *, in_any_order: bool = True
+    *types: str, in_any_order: bool = True
 ) -> Callable[[Callable[Arguments, None]], Callable[Arguments, None]]:
     """A decorator of loops over NumPy arrays, which write their results into arguments.
 
     `types` are the argument types in numba's notation: float32[:, ::1] is a matrix whose rows are whole and one after
-    another, float32[:, :] any matrix. Sums and products are made in the order of the code unless `in_any_order`.
+    another, float32[:, :] any matrix. A loop for several argument types has one string for each. Sums and products are
+    made in the order of the code unless `in_any_order`.
     """
+    signatures = [f"void({one})" for one in types]
     how = HOW if in_any_order else HOW | {"fastmath": {"nsz", "contract"}}
 
     def decorated(loop: Callable[Arguments, None]) -> Callable[Arguments, None]:
         try:
-            code: Callable[Arguments, None] = njit(f"void({types})", cache=True, **how)(loop)
+            code: Callable[Arguments, None] = njit(signatures, cache=True, **how)(loop)
         except (RuntimeError, OSError):  # no folder can be written in which to keep it, or the disk is full
-            code = njit(f"void({types})", **how)(loop)
+            code = njit(signatures, **how)(loop)
         return code
 
     return decorated
@@ -91,13 +96,13 @@ def _request(typing_context: Any, rows: Any, row: Any, column: Any) -> Any:
     return void(rows, int64, int64), request
 
 
-_ask_for: Callable[[Floats, int, int], None] = intrinsic(_request)
+_ask_for: Callable[[Floats | LowFloats, int, int], None] = intrinsic(_request)
 
 
 @part
-def ask_for(rows: Floats, row: int) -> None:
+def ask_for(rows: Floats | LowFloats, row: int) -> None:
     """Prefetch a row (K,) of a matrix, so that a read a little later does not wait for it."""
-    for column in range(0, rows.shape[1], CACHE_LINE // 4):
+    for column in range(0, rows.shape[1], CACHE_LINE // rows.itemsize):
         _ask_for(rows, row, column)
 
 
