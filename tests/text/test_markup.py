@@ -32,6 +32,8 @@ def links(text: str) -> Links:
         ("<b>a</b> <i>b c</i>", "C A B", "0-1 1-2 2-0", "<i>C</i> <b>A</b> B"),
         ("a <br/>b<img src='x>y'>", "B A", "0-1 1-0", "B <img src='x>y'>A<br/>"),
         ('Hi {name}, %s <x id="1"/>', "Hallo Namen, s", "0-0 1-1 2-2", 'Hallo {name}, %s<x id="1"/>'),
+        ("100%sûr %s는", "ganz x", "0-0 1-1", "ganz %s"),
+        ("%sは水", "has s water", "0-1 2-2", "has %s water"),
         (
             '<span translate="no">Foo <b>&amp;</b></span> x',
             "X fu und",
