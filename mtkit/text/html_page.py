@@ -28,6 +28,9 @@ _OPAQUE = "iframe math noembed noframes plaintext script style svg template text
 OPAQUE = frozenset(_OPAQUE.split())
 """Elements that stay as they are, and whose text the model does not read."""
 
+READINGS = frozenset(["rp", "rt", "rtc"])
+"""Elements with the pronunciation of the text before them in <ruby>: they stay, and the model does not read them."""
+
 FIXED = frozenset(["code", "kbd", "samp", "var"])
 """Inline elements whose text the model reads, and that stay as they are, as with translate="no"."""
 
@@ -160,10 +163,11 @@ def _without_opaque(tokens: Sequence[Token]) -> list[Token]:
     while index < len(tokens):
         token, stop = tokens[index], index + 1
         is_block = token.name in BLOCKS
-        if token.kind == "start" and (token.name in OPAQUE or token.is_fixed):
+        is_reading = token.name in READINGS and index in found
+        if token.kind == "start" and (token.name in OPAQUE or token.is_fixed or is_reading):
             stop = found.get(index, len(tokens) - 1 if token.name in OPAQUE else index) + 1
             is_block |= any(other.name in BLOCKS for other in tokens[index:stop])
-            if not is_block and token.name not in OPAQUE:
+            if not is_block and token.name not in OPAQUE and not is_reading:
                 merged += chain.from_iterable(map(_shown, tokens[index:stop]))
             else:
                 kind: Literal["break", "single"] = "break" if is_block else "single"
