@@ -109,18 +109,15 @@ def compare(
       mtkit compare --study study.yaml --out /shared/study --ray auto
       mtkit compare --reproduce mtkit-compare/results.jsonl --row 3
     """
-    if searched and not search:
-        raise MtkitError(
-            f"{cut(searched[0])} belongs to --search, as in --search {cut(searched[0])}; or give --attention"
-        )
-    if task and data is not None:
-        raise MtkitError("--task prepares its own data in --out; leave --data out, or --task")
-    if reproduce is not None or row is not None:
-        _reproduce(reproduce, row, out, device, threads)
-        return
+    options = dict(locals())  # all parameters, by name
     from mtkit.experiments.folder import Folder
 
     folder = Folder(out)
+    is_new = study is not None or attention is not None or not (folder.exists() or join)
+    _check_options(options, is_new=is_new)
+    if reproduce is not None or row is not None:
+        _reproduce(reproduce, row, out, device, threads)
+        return
     study_settings: dict[str, Any] = {
         "attention": attention,
         "study": study,
@@ -150,13 +147,38 @@ def compare(
     files = [path for path in join or [] if path.is_file()]
     if folders := [path for path in join or [] if not path.is_file()]:
         _join(folder, [Folder(path) for path in folders])
-    if attention is None and study is None and (folder.exists() or files):
+    if not is_new:
         if files:
             _join(folder, files)
         _print(folder, study_settings["columns"])
         return
     chosen = _study(study_settings, parse_options(attention_option))
+    if chosen.settings.tasks and data is not None:
+        raise MtkitError("the study's tasks have their own data, in --out; leave --data out")
     _run(chosen, folder, device=device, threads=threads, jobs=jobs, ray=ray, files=files)
+
+
+def _check_options(options: dict[str, Any], *, is_new: bool) -> None:
+    """Raises: MtkitError for an option, by its name in Python, that would have no effect.
+
+    `is_new`: trials run; otherwise the results so far are printed.
+    """
+    if options["searched"] and not options["search"]:
+        text = cut(options["searched"][0])
+        raise MtkitError(f"{text} belongs to --search, as in --search {text}; or give --attention")
+    if options["task"] and options["data"] is not None:
+        raise MtkitError("--task prepares its own data in --out; leave --data out, or --task")
+    if options["reproduce"] is not None or options["row"] is not None:
+        effective, why = {"reproduce", "row", "out", "device", "threads"}, "does not go with --reproduce; leave it out"
+    elif not is_new:
+        effective = {"out", "join", "columns"}
+        why = "is for trials, and without --attention or --study the results so far are printed; give one of these too"
+    else:
+        return
+    defaults = {"out": OUT, "jobs": 1, "device": "auto"}
+    for name in options:
+        if name not in effective and options[name] not in (None, [], defaults.get(name)):
+            raise MtkitError(f"--{name.replace('_', '-')} {why}")
 
 
 def _study(given: dict[str, Any], options: dict[str, Any]) -> "Study":

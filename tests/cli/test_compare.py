@@ -41,7 +41,8 @@ def _recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared_folder: Pa
 
 
 def typed(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["compare", "--recipe", "r.yaml", "--threads", "1", *arguments])
+    common = ["--recipe", "r.yaml", "--threads", "1"] if "--attention" in arguments else []
+    return CliRunner().invoke(app, ["compare", *common, *arguments])
 
 
 @pytest.fixture
@@ -173,6 +174,25 @@ def test_without_entries_the_results_so_far_are_printed(known: Any) -> None:
     head = shown.stdout.split("\n")[-6].split()
     assert head == ["entry", "chrF", "95%", "interval", "parameters"]
     assert "longformer" in (OUT / "compare.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "3"], "--seeds is for trials"),
+        (["--join", ".", "--recipe", "r.yaml"], "--recipe is for trials"),
+        (["--jobs", "2"], "give one of these too"),
+        (["--attention", "full", "--reproduce", "rows.jsonl", "--row", "1"], "does not go with --reproduce"),
+        (["--study", "s.yaml", "--data", "there"], "the study's tasks have their own data"),
+    ],
+)
+def test_options_without_effect_are_refused(known: Any, arguments: list[str], message: str) -> None:
+    typed("--attention", "full")
+    before = (OUT / "results.jsonl").read_bytes()
+    Path("s.yaml").write_text("{entries: [full], tasks: [copy]}")
+    with pytest.raises(MtkitError, match=message):
+        raise typed(*arguments).exception or AssertionError("nothing was refused")
+    assert (OUT / "results.jsonl").read_bytes() == before
 
 
 def test_folders_are_joined_and_printed(known: Any) -> None:
