@@ -270,9 +270,11 @@ def run_folder(name: str) -> Path:
 def find_run(folder: Path | None = None, name: str | None = None) -> Run:
     """Find the run in `folder`, else the run of this name in ./mtkit-runs, else the latest run there.
 
-    Raises: RunError if there is none, with the command to type.
+    Raises: RunError if there is none, with the command to type, and if both are given.
     """
     if folder is not None:
+        if name is not None:
+            raise RunError(f"--run {folder} and --name {name} name one run each; leave one of them out")
         if not folder.is_dir():
             raise RunError(f"no run folder {folder}; train one with `mtkit train`, or give another --run")
         run = Run(folder)

@@ -47,6 +47,8 @@ def test_a_run_is_found_by_folder_name_or_age(run: Path) -> None:
         find_run(name="onne")
     with pytest.raises(RunError, match="no run folder"):
         find_run(folder=run / "nowhere")
+    with pytest.raises(RunError, match="leave one of them out"):
+        find_run(folder=run, name="one")
 
 
 def test_several_runs_are_found_by_folders_and_names(run: Path) -> None:

@@ -102,8 +102,7 @@ def output(
       mtkit plot output --source "The boy sleeps."
       mtkit plot output --source "The boy sleeps." --target "Der Junge schläft." --top 10
     """
-    if not as_json:
-        check_matplotlib()
+    picture = _picture(file, "output.png", as_json=as_json)
 
     from dataclasses import asdict
 
@@ -113,7 +112,6 @@ def output(
     from mtkit.runs import find_run
     from mtkit.storage.files import json_text
 
-    picture = None if as_json else output_path(file, "output.png")
     use_threads(threads)
     chosen = find_run(run, name)
     translator = Translator([chosen], chosen.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
@@ -171,8 +169,7 @@ def learned(
       mtkit plot learned --name one --segments 1000 --output heads.png
       mtkit plot learned --segments 0 --json
     """
-    if not as_json:
-        check_matplotlib()
+    picture = _picture(output, "learned.png", as_json=as_json)
 
     from mtkit.device import find_device
     from mtkit.evaluation.heads import examine, validation_side
@@ -180,7 +177,6 @@ def learned(
     from mtkit.runs import find_run
     from mtkit.storage.files import json_text
 
-    picture = None if as_json else output_path(output, "learned.png")
     use_threads(threads)
     chosen = find_run(run, name)
     folder = chosen.checkpoint(checkpoint)
@@ -236,14 +232,29 @@ def positions(
     output = output_path(output, "positions.png")
     if preset is None and recipe is None:
         model = find_run(run, name).load_model(checkpoint)
-    elif run is not None or name is not None:
-        raise MtkitError("--preset and --recipe draw an untrained model; leave them out, or --name and --run")
+    elif run is not None or name is not None or checkpoint != "best":
+        raise MtkitError(
+            "--preset and --recipe draw an untrained model; leave them out, or --name, --run and --checkpoint"
+        )
     else:
         settings = load_recipe(recipe, nonempty(preset=preset))
         model = build_model(settings, source_vocabulary=8, target_vocabulary=8, tasks=1)
     encodings = encodings_of(model, count)
     draw_positions(encodings, output, dimension or ())
     typer.echo("\n".join([*(encoding.name for encoding in encodings), "", str(output)]))
+
+
+def _picture(path: Path | None, default: str, *, as_json: bool) -> Path | None:
+    """Return the file of a picture; None with --json, which draws none.
+
+    Raises: MtkitError for both, and as `output_path` and `check_matplotlib`.
+    """
+    if as_json:
+        if path is not None:
+            raise MtkitError("--output is for the picture, and --json prints numbers instead; leave one of them out")
+        return None
+    check_matplotlib()
+    return output_path(path, default)
 
 
 def check_matplotlib() -> None:

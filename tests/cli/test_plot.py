@@ -85,5 +85,12 @@ def test_positions_of_a_run_and_of_a_preset(trained: Trained, tmp_path: Path) ->
         assert result.exit_code == 0, result.output
         assert result.output.splitlines() == ["sinusoidal positions: source and target", "", str(picture)]
         assert picture.exists()
-    result = call("positions", "--run", str(trained.run.folder), "--preset", "tiny")
-    assert isinstance(result.exception, MtkitError)
+    for other in (("--run", str(trained.run.folder)), ("--checkpoint", "last")):
+        result = call("positions", *other, "--preset", "tiny")
+        assert isinstance(result.exception, MtkitError)
+
+
+@pytest.mark.parametrize("what", [("learned",), ("output", "--source", "The dog.")])
+def test_json_draws_no_picture(trained: Trained, what: tuple[str, ...]) -> None:
+    result = call(*what, "--run", str(trained.run.folder), "--json", "--output", "a.png")
+    assert "--output is for the picture" in str(result.exception)
