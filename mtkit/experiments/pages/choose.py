@@ -13,11 +13,10 @@ MOST = 5
 LEARNED = 90.0
 """Score from which a mechanism counts as able to do the task."""
 MADE = "Made by `python -m mtkit.experiments.pages.write` from [the results of the studies](../studies/README.md)."
-LEGEND = (
-    "Scores: words at the right position in per cent, means over seeds. + better than `full`, - worse, = at most "
-    f"{MARGIN:g} points lower, ≡ computes the same at these lengths; without a mark, that is open. Letters: the roles "
-    "that the mechanism has here, those of its paper: encoder (E), decoder (D), attention to the source (C); "
-    "`full` has the others."
+MARKS = (
+    f"+ better than `full`, - worse, = at most {MARGIN:g} points lower, ≡ computes the same at these lengths; without "
+    "a mark, that is open. Letters: the roles that the mechanism has here, those of its paper: encoder (E), decoder "
+    "(D), attention to the source (C); `full` has the others."
 )
 
 
@@ -28,7 +27,7 @@ def choose_page(answers: Sequence[Question], longer: Question) -> str:
         "# Which attention?",
         MADE,
         markdown(_answers(shown), left=(0, 1, 2)),
-        LEGEND,
+        _legend(shown),
         "\n".join(_advice(shown, longer)),
         "![Token match against the cost of a long layer, a dot per mechanism, coloured by family](choose.png)",
         "## How sure is this?",
@@ -38,6 +37,13 @@ def choose_page(answers: Sequence[Question], longer: Question) -> str:
         markdown(_table(shown), left=(0, 1, 2, 3)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _legend(shown: Sequence[Question]) -> str:
+    """Return what the scores and marks mean."""
+    translated = [f"`{question.head}`" for question in shown if question.column == "chrF"]
+    chrf = f" (chrF in {' and '.join(translated)})" * bool(translated)
+    return f"Scores: words at the right position in per cent{chrf}, means over seeds. {MARKS}"
 
 
 def _answers(shown: Sequence[Question]) -> list[tuple[str, ...]]:
@@ -122,16 +128,18 @@ def seeds(question: Question) -> str:
 
 
 def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]:
-    row = next(iter(shown[0].measured.values())).rows[0]
-    model, training = row["recipe"]["model"], row["recipe"]["training"]
+    first = shown[0]
     lines = [
-        f"- This is a scale model: {len(shown[0].measured)} mechanisms in models of width {model['d_model']} with "
-        f"{model['encoder_layers']} + {model['decoder_layers']} layers, {updates(shown[0])} updates of "
-        f"{training['optimizer'].title()} with {training['batch_tokens']} tokens per batch, one learning rate. Sources "
-        "are about 30 times shorter than documents, and windows, blocks, strides and ranks are smaller too "
-        f"([{shown[0].study}.yaml](../studies/{shown[0].study}.yaml)). It shows what a pattern of attention learns, "
-        "and how soon; it does not show the quality of translations. A mechanism that needs another rate or size is "
-        "better than it looks here."
+        f"- This is a scale model: {_trained(first)}, one learning rate. Sources are about 30 times shorter than "
+        f"documents, and windows, blocks, strides and ranks are smaller too ([{first.study}.yaml]"
+        f"(../studies/{first.study}.yaml)). It shows what a pattern of attention learns, and how soon; it does not "
+        "show the quality of translations. A mechanism that needs another rate or size is better than it looks here."
+    ]
+    lines += [
+        f"- `{question.head}`: {_trained(question)}; the mechanisms have their default options "
+        f"([{question.study}.yaml](../studies/{question.study}.yaml))."
+        for question in shown
+        if question.study != first.study
     ]
     for question in shown:
         full = question.measured["full"].score
@@ -160,6 +168,17 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
         "- [claims.md](claims.md) compares the claim of each paper with these results; [cost.md](cost.md) "
         "has speed and memory with equal work at 4,096 and 16,384 tokens, in the decoder too.",
     ]
+
+
+def _trained(question: Question) -> str:
+    """Return the size of a question's models and of their training."""
+    row = next(iter(question.measured.values())).rows[0]
+    model, training = row["recipe"]["model"], row["recipe"]["training"]
+    return (
+        f"{len(question.measured)} mechanisms in models of width {model['d_model']} with {model['encoder_layers']} + "
+        f"{model['decoder_layers']} layers, {updates(question)} updates of {training['optimizer'].title()} with "
+        f"{training['batch_tokens']:,} tokens per batch"
+    )
 
 
 def _minutes(question: Question, shown: Sequence[Question]) -> str:
