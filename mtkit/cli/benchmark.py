@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mtkit.benchmark.decoding import Candidate, Decoder
+    from mtkit.benchmark.peers.training import PeerTrainer
     from mtkit.benchmark.training import OwnTrainer, Trainer
     from mtkit.data.prepared import Prepared
     from mtkit.decoding.lexicon import Lexicon
@@ -81,7 +82,8 @@ def train(
         ),
     ] = None,
     beside: Annotated[
-        str | None, Option(metavar="PROGRAM", help="Other program, if installed: huggingface (MarianMTModel).")
+        str | None,
+        Option(metavar="A,B", help="Other programs, if installed: huggingface (MarianMTModel), joeynmt."),
     ] = None,
     updates: Annotated[int, Option(min=1, max=MOST, help="Timed updates.")] = 100,
     warmup: Annotated[int, Option(min=3, max=MOST, help="Updates before the timed ones.")] = 20,
@@ -115,7 +117,7 @@ def train(
     settings = load_recipe(recipe, overrides)
     precisions, programs = parse_names("--precision", precision), parse_names("--beside", beside)
     mechanisms = parse_entries("--attention", attention)
-    check_peers(programs, ["huggingface"], "train")
+    check_peers(programs, ["huggingface", "joeynmt"], "train")
 
     from mtkit.benchmark.report import outputs, write
     from mtkit.benchmark.training import Plan, as_object, bars, measure_training, table
@@ -138,7 +140,7 @@ def train(
     settings = recipes[0]
     with fixed_workspaces(settings.training.deterministic), World(device) as world:
         trainers = _trainers(recipes, prepared, world, precisions or [settings.training.precision])
-        peers = _training_peers(settings, prepared, world, trainers) if programs else []
+        peers = _training_peers(programs, settings, prepared, world, trainers)
         with steps("benchmark", "turn", show=world.first) as on_progress:
             plan = Plan(updates=updates, warmup=warmup)
             measured = measure_training(settings, prepared, trainers, peers, plan, world, on_progress=on_progress)
@@ -183,7 +185,7 @@ def decode(
         Option(metavar="N,N", help="Padded source pieces per batch, counted per hypothesis; the fastest counts."),
     ] = None,
     beside: Annotated[
-        str | None, Option(metavar="A,B", help="Other programs with the same weights: huggingface,ctranslate2.")
+        str | None, Option(metavar="A,B", help="Other programs with the same weights: huggingface,ctranslate2,joeynmt.")
     ] = None,
     repeats: Annotated[int, Option(min=1, max=MOST, help="Translations of the side per program and beam.")] = 3,
     device: Device = "auto",
@@ -380,14 +382,25 @@ def _trainers(
 
 
 def _training_peers(
-    recipe: "Recipe", prepared: "Prepared", world: "World", trainers: "Sequence[OwnTrainer]"
+    programs: "Sequence[str]", recipe: "Recipe", prepared: "Prepared", world: "World", trainers: "Sequence[OwnTrainer]"
 ) -> "Sequence[Trainer]":
-    """Make trainers of Hugging Face's model, in float32 and in mtkit's precisions if it supports them."""
-    from mtkit.benchmark.peers.huggingface_training import PRECISIONS, HuggingFaceTrainer
+    """Make trainers of the programs' models, in float32 and in mtkit's precisions if they support them."""
+    kinds: list[type[PeerTrainer]] = []
+    if "huggingface" in programs:
+        from mtkit.benchmark.peers.huggingface_training import HuggingFaceTrainer
 
-    shared = [trainer.precision for trainer in trainers if trainer.precision in PRECISIONS]
-    precisions = dict.fromkeys(["float32", *shared])
-    return [HuggingFaceTrainer(recipe, prepared, world, precision) for precision in precisions]
+        kinds.append(HuggingFaceTrainer)
+    if "joeynmt" in programs:
+        from mtkit.benchmark.peers.joeynmt import JoeyTrainer
+
+        kinds.append(JoeyTrainer)
+    wanted = dict.fromkeys(["float32", *(trainer.precision for trainer in trainers)])
+    return [
+        kind(recipe, prepared, world, precision)
+        for kind in kinds
+        for precision in wanted
+        if precision in kind.precisions
+    ]
 
 
 def _candidate(
@@ -436,8 +449,12 @@ def _decoding_peers(
         for arithmetic in ctranslate2.ARITHMETICS[device]:
             for lexicon in lexicons:
                 yield ctranslate2.CTranslate2(run, model, settings, arithmetic, lexicon)
-    else:
+    elif program == "huggingface":
         from mtkit.benchmark.peers import huggingface_decoding
 
         for arithmetic in huggingface_decoding.ARITHMETICS[device]:
             yield huggingface_decoding.HuggingFaceDecoder(run, model, settings, arithmetic)
+    else:
+        from mtkit.benchmark.peers.joeynmt import JoeyDecoder
+
+        yield JoeyDecoder(run, model, settings, "float32")

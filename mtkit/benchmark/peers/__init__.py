@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from mtkit.errors import MtkitError, did_you_mean, shown
 
-PACKAGES = {"huggingface": "transformers", "ctranslate2": "ctranslate2"}
+PACKAGES = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "joeynmt": "joeynmt"}
 """Package of each program."""
 
 

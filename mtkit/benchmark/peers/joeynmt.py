@@ -1,0 +1,169 @@
+"""JoeyNMT's Transformer of a recipe's size: its training on mtkit's batches, its decoding with a run's weights."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from joeynmt.model import build_model
+from joeynmt.search import beam_search, greedy
+from torch import Tensor, nn
+
+from mtkit.benchmark.peers.decoding import PeerDecoder
+from mtkit.benchmark.peers.training import PeerTrainer
+from mtkit.data.batches import Batch
+from mtkit.data.prepared import Prepared
+from mtkit.decoding.engines.plain import check_plain
+from mtkit.errors import MtkitError
+from mtkit.model.network import Network
+from mtkit.recipe import DecodingSettings, Recipe
+from mtkit.runs import Run
+from mtkit.text.tokenizer import BOS, EOS, PAD, UNK
+
+LAYERS = {
+    "attention.": "src_src_att.",
+    "attention_residual.norm": "layer_norm",
+    "self_attention.": "trg_trg_att.",
+    "self_residual.norm": "x_layer_norm",
+    "cross_attention.": "src_trg_att.",
+    "cross_residual.norm": "dec_layer_norm",
+    "feed_forward.inner": "feed_forward.pwff_layer.0",
+    "feed_forward.outer": "feed_forward.pwff_layer.3",
+    "feed_forward_residual.norm": "feed_forward.layer_norm",
+}
+"""The parts of a layer and JoeyNMT's names for them."""
+
+
+class JoeyTrainer(PeerTrainer):
+    """Update of JoeyNMT's training: AdamW as PyTorch's default, and JoeyNMT's loss with label smoothing."""
+
+    program, precisions, fused = "joeynmt", ("float32",), None
+
+    def build(self, recipe: Recipe, prepared: Prepared) -> nn.Module:
+        """Return the model with random weights. Raises: MtkitError if JoeyNMT has no such model."""
+        tokenizers = prepared.tokenizers
+        model = untrained(recipe, tokenizers.source.size, tokenizers.target.size)
+        model.loss_function = ("crossentropy", recipe.training.label_smoothing)
+        return model
+
+    def loss_of(self, batch: Batch) -> Tensor:
+        """Return JoeyNMT's loss."""
+        names = ("source", "source_valid", "target_in", "target_out", "target_valid")
+        source, source_valid, target_in, target_out, target_valid = (
+            getattr(batch, name).to(self.device, non_blocking=True) for name in names
+        )
+        loss: Tensor = self.model(
+            return_type="loss",
+            src=source,
+            src_length=source_valid.sum(1),
+            src_mask=source_valid.unsqueeze(1),
+            trg_input=target_in,
+            trg=target_out,
+            trg_mask=target_valid.unsqueeze(1),
+        )[0]
+        return loss
+
+
+class JoeyDecoder(PeerDecoder):
+    """JoeyNMT's greedy and beam search; they keep no keys and values from step to step."""
+
+    program = "joeynmt"
+
+    def __init__(self, run: Run, model: Network, settings: DecodingSettings, arithmetic: str) -> None:
+        """Convert the model. Raises: MtkitError if JoeyNMT has no such model."""
+        check_plain(run.recipe, "--beside joeynmt")
+        super().__init__(run, model, settings, arithmetic)
+        self._model = convert(run.recipe, model).to(self.device)
+
+    def generate(self, source: Tensor, beam: int, limit: int) -> list[list[int]]:
+        """Return the best translations."""
+        mask = (source != PAD).unsqueeze(1)
+        length = mask.sum((1, 2))
+        encoded, hidden, *_ = self._model(return_type="encode", src=source, src_length=length, src_mask=mask)
+        inputs = {"src_mask": mask, "max_output_length": limit, "model": self._model}
+        found: np.ndarray[Any, Any]
+        if beam == 1:
+            found, *_ = greedy(encoder_output=encoded, encoder_hidden=hidden, **inputs)
+        else:
+            alpha = self.settings.length_penalty
+            found, *_ = beam_search(
+                encoder_output=encoded, encoder_hidden=hidden, beam_size=beam, alpha=alpha, **inputs
+            )
+        rows: list[list[int]] = found.tolist()
+        return rows
+
+
+@dataclass
+class Pieces:
+    """What JoeyNMT's model reads of a vocabulary, with mtkit's piece numbers."""
+
+    size: int
+    pad_index: ClassVar[int] = PAD
+    bos_index: ClassVar[int] = BOS
+    eos_index: ClassVar[int] = EOS
+    unk_index: ClassVar[int] = UNK
+    sep_index: ClassVar[None] = None
+    specials: ClassVar[tuple[str, ...]] = ()
+    lang_tags: ClassVar[tuple[str, ...]] = ()
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def untrained(recipe: Recipe, source_vocabulary: int, target_vocabulary: int) -> Any:
+    """Return JoeyNMT's model with the recipe's sizes, dropout and tying. Raises: MtkitError if it has no such model."""
+    model = recipe.model
+    if model.positions != "sinusoidal" or model.activation == "swiglu":
+        raise MtkitError("--beside joeynmt takes models with model.positions = sinusoidal and no swiglu; leave it out")
+    side = {
+        "type": "transformer",
+        "num_heads": model.heads,
+        "hidden_size": model.d_model,
+        "ff_size": model.feed_forward,
+        "dropout": model.dropout,
+        "layer_norm": model.norm,
+        "activation": model.activation,
+        "embeddings": {"embedding_dim": model.d_model, "scale": True, "dropout": model.dropout},
+    }
+    sizes = {
+        "encoder": side | {"num_layers": model.encoder_layers},
+        "decoder": side | {"num_layers": model.decoder_layers},
+        "tied_embeddings": model.tie == "all",
+        "tied_softmax": model.tie != "none",
+    }
+    logging.getLogger("joeynmt.model").setLevel("WARNING")  # it announces the model
+    return build_model(sizes, Pieces(source_vocabulary), Pieces(target_vocabulary))
+
+
+def convert(recipe: Recipe, model: Network) -> Any:
+    """Return the model as one of JoeyNMT, in evaluation mode. Raises: MtkitError if JoeyNMT has no such model."""
+    if model.output_bias is not None:
+        raise MtkitError("--beside joeynmt takes models without a bias of the output; leave it out")
+    ours = model.state_dict()
+    source, target = (ours[f"{side}_embedding.tokens.weight"] for side in ("source", "target"))
+    built = untrained(recipe, len(source), len(target))
+    theirs = {"src_embed.lut.weight": source, "trg_embed.lut.weight": target}
+    theirs["decoder.output_layer.weight"] = model.output_weight.detach()
+    for name, weight in ours.items():
+        stack, number, *part = name.split(".", 2)
+        if number.isdigit():
+            theirs[f"{stack}.layers.{number}.{_renamed(part[0])}"] = weight
+        elif stack.endswith("_norm"):
+            theirs[f"{stack.removesuffix('_norm')}.layer_norm.{number}"] = weight
+    missing, unknown = built.load_state_dict(theirs, strict=False)
+    if unknown or any(not name.endswith("pe.pe") for name in missing):
+        raise MtkitError(f"--beside joeynmt: its model has other weights ({', '.join([*missing, *unknown])})")
+    for part in built.modules():
+        if isinstance(part, nn.LayerNorm):
+            part.eps = torch.nn.LayerNorm(1).eps  # mtkit's
+    return built.eval()
+
+
+def _renamed(part: str) -> str:
+    """A layer's weight by JoeyNMT's name."""
+    for ours, theirs in LAYERS.items():
+        if part.startswith(ours):
+            name = theirs + part.removeprefix(ours)
+            return name.replace("_proj.", "_layer.").replace("out_layer.", "output_layer.")
+    return part
