@@ -176,8 +176,8 @@ def _check_options(options: dict[str, Any], *, is_new: bool) -> None:
     else:
         return
     defaults = {"out": OUT, "jobs": 1, "device": "auto"}
-    for name in options:
-        if name not in effective and options[name] not in (None, [], defaults.get(name)):
+    for name, value in options.items():
+        if name not in effective and value not in (None, [], defaults.get(name)):
             raise MtkitError(f"--{name.replace('_', '-')} {why}")
 
 
