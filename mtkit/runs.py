@@ -86,6 +86,8 @@ class About(TypedDict):
 
     format: int
     vocabularies: Vocabularies
+    tokenizer: NotRequired[str]
+    """`Run.vocabulary` when the training began; runs of earlier versions have none."""
     data: NotRequired[str]
     directions: NotRequired[list[str]]
     document_pieces: NotRequired[int | None]
@@ -138,9 +140,13 @@ class Run:
         """The run's tokenizers. Raises: DataError if they are damaged, RunError if they are another model's."""
         from mtkit.text.tokenizer import Tokenizers
 
-        tokenizers = Tokenizers.load(self.folder / "tokenizer")
-        if self.about["vocabularies"] != {"source": tokenizers.source.size, "target": tokenizers.target.size}:
-            raise RunError(f"the tokenizer in {self.folder} is not the one it was trained with; choose another --run")
+        tokenizers, vocabulary = Tokenizers.load(self.folder / "tokenizer"), self.vocabulary
+        sizes = {"source": tokenizers.source.size, "target": tokenizers.target.size}
+        if self.about["vocabularies"] != sizes or self.about.get("tokenizer", vocabulary) != vocabulary:
+            raise RunError(
+                f"the tokenizer in {self.folder} is not the one it was trained with; put that one back, or choose "
+                "another --run"
+            )
         return tokenizers
 
     @property

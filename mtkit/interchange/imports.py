@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtkit.data.vocabulary import vocabulary_of
 from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.interchange.marian import (
     MARKS,
@@ -289,4 +290,4 @@ def _write(
         path = temporary / "checkpoints" / "update-00000000"
         write_checkpoint(path, {"model": weights}, asdict(Progress()))
         write_text(temporary / "recipe.yaml", dump_yaml(json.loads(recipe.model_dump_json())))
-        write_json(temporary / "run.json", about)
+        write_json(temporary / "run.json", about | {"tokenizer": vocabulary_of(temporary / "tokenizer")})

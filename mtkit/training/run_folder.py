@@ -119,6 +119,7 @@ def open_folder(
             "source": prepared.tokenizers.source.size,
             "target": prepared.tokenizers.target.size,
         },
+        "tokenizer": vocabulary_of(prepared.folder / "tokenizer"),
     }
     if can_resume(folder):
         begun = Run(folder)

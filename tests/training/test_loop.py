@@ -2,6 +2,7 @@ import importlib.util
 import json
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mtkit.evaluation.scores import score_corpus
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe, merged
 from mtkit.runs import Run
+from mtkit.text.model_file import ModelFile
 from mtkit.training import loop
 from mtkit.training.checkpoint import read_progress, verified_tensors
 from mtkit.training.metrics import read_metrics
@@ -65,7 +67,7 @@ def test_the_run_folder_holds_what_translation_and_people_need(finished: Path, p
     assert recipe.data.builtin.train == 200
     about = json.loads((finished / "run.json").read_text())
     assert about["commands"] == ["mtkit train 'it'\"'\"'s'"]
-    assert {"format", "mtkit", "torch", "python", "data", "vocabularies"} <= about.keys()
+    assert {"format", "mtkit", "torch", "python", "data", "vocabularies", "tokenizer"} <= about.keys()
     for tokenizers in (Run(finished).tokenizers, prepared.tokenizers):
         assert tokenizers.source.encode("Ｄａｓ Ｈａｕｓ") == prepared.tokenizers.target.encode("Das Haus")
         assert tokenizers.target.decode(tokenizers.target.encode("Ｄａｓ")) == "Ｄａｓ"
@@ -75,6 +77,16 @@ def test_the_run_folder_holds_what_translation_and_people_need(finished: Path, p
     trained = [row for row in read_metrics(finished / "metrics.jsonl") if row["kind"] == "train"]
     assert [row["update"] for row in trained] == [4, 8, 12, 16, 20, 24]
     assert {"loss", "nll", "rate", "gradient_norm", "tokens_per_second", "data_wait", "seconds"} <= trained[0].keys()
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(finished: Path, tmp_path: Path) -> None:
+    run = Run(Path(shutil.copytree(finished, tmp_path / "run")))
+    path = run.folder / "tokenizer" / "joint.model"
+    model = ModelFile.read(path.read_bytes())
+    *others, first, second = model.pieces
+    path.write_bytes(replace(model, pieces=(*others, second, first)).written())
+    with pytest.raises(RunError, match="is not the one it was trained with"):
+        run.tokenizers  # noqa: B018
 
 
 def test_the_entropy_of_attention_is_in_the_metrics_on_request(prepared: Prepared, tmp_path: Path) -> None:
