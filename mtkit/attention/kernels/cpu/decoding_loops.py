@@ -54,16 +54,30 @@ def ask_for_all(rows: Floats | LowFloats, first: int, step: int, place: Places, 
         ask_for(rows, first + place[c] * step)
 
 
+LEAST = np.int32(-(2**31))
+"""Least 32-bit integer."""
+
+
+@part
+def ordered(bits: np.int32) -> np.int32:
+    """Map the bits of a float32 to integers in the order of the floats, or back.
+
+    Vector units find the largest integer; because of NaN they do not find the largest float.
+    """
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
 @part
 def write_exponentials(scores: Floats, count: int) -> np.float32:
     """Replace scores by their exponentials relative to the largest, those after `count` by nearly 0; returns the sum.
 
     The sum is NaN if the softmax is: with NaN or infinity among the scores, or only minus infinity.
     """
-    largest, together, total = np.float32(-np.inf), np.float32(0), np.float32(0)
+    most, together, total = LEAST, np.float32(0), np.float32(0)
     for c in range(count):
-        largest = max(largest, scores[c])
+        most = max(most, ordered(bits_of(scores[c])))
         together += scores[c]
+    largest = of_bits(ordered(most))
     if count > 0 and not (together < np.inf and largest > -np.inf):
         return np.float32(np.nan)
     scores[count : -(-count // WEIGHTS) * WEIGHTS] = -np.inf
@@ -165,19 +179,6 @@ def settle(parents: Places, place: Places, rank: Places, moves: Places, count: P
 
 LOGITS = 64
 """Logits per block: a block whose largest logit is too small is not read again."""
-
-
-LEAST = np.int32(-(2**31))
-"""Least 32-bit integer."""
-
-
-@part
-def ordered(bits: np.int32) -> np.int32:
-    """Map the bits of a float32 to integers in the order of the floats, or back.
-
-    Vector units find the largest integer; because of NaN they do not find the largest float.
-    """
-    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @part

@@ -82,28 +82,27 @@ CACHE_LINE = 64
 """Bytes that the processor reads at a time."""
 
 
-def _request(typing_context: Any, rows: Any, row: Any, column: Any) -> Any:
-    """An intrinsic that prefetches the cache line of a number in a matrix."""
+def _request(typing_context: Any, rows: Any, row: Any) -> Any:
+    """An intrinsic that prefetches a row (K,) of a matrix."""
 
     def request(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(rows)(context, builder, args[0])
-        strides = cgutils.unpack_tuple(builder, array.strides, 2)
-        steps = [builder.mul(count, stride) for count, stride in zip(args[1:], strides, strict=True)]
+        (_, width), (row_bytes, number_bytes) = (
+            cgutils.unpack_tuple(builder, pair, 2) for pair in (array.shape, array.strides)
+        )
+        start = pointer(builder, array.data, builder.mul(args[1], row_bytes), BYTE)
+        size = builder.add(builder.mul(width, number_bytes), PLACE(CACHE_LINE - 1))
         how = WORD(0), WORD(3), WORD(1)  # to read it, into all levels of the cache, as data
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer(builder, array.data, builder.add(*steps), BYTE), *how)
+        with cgutils.for_range(builder, builder.sdiv(size, PLACE(CACHE_LINE))) as loop:
+            line = pointer(builder, start, builder.mul(loop.index, PLACE(CACHE_LINE)), BYTE)
+            call(builder, "llvm.prefetch.p0", ir.VoidType(), line, *how)
         return context.get_dummy_value()
 
-    return void(rows, int64, int64), request
+    return void(rows, int64), request
 
 
-_ask_for: Callable[[Floats | LowFloats, int, int], None] = intrinsic(_request)
-
-
-@part
-def ask_for(rows: Floats | LowFloats, row: int) -> None:
-    """Prefetch a row (K,) of a matrix, so that a read a little later does not wait for it."""
-    for column in range(0, rows.shape[1], CACHE_LINE // rows.itemsize):
-        _ask_for(rows, row, column)
+ask_for: Callable[[Floats | LowFloats, int], None] = intrinsic(_request)
+"""Prefetches a row (K,) of a matrix, so that a read a little later does not wait for it."""
 
 
 def _cast(given: Any, wanted: Any, form: ir.Type) -> Any:
