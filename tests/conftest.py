@@ -1,5 +1,6 @@
 """What every test starts from: one thread, the same random numbers whatever ran before it; and the order of all."""
 
+import gc
 import importlib
 import random
 import sys
@@ -18,18 +19,17 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread_and_the_same_random_numbers() -> Iterator[None]:
     """A command that runs inside of a test leaves its `--threads` behind; the sums of two threads are other sums."""
+    random.seed(1)
+    np.random.seed(1)
+    # torch.manual_seed formats the call stack for each kind of accelerator, which takes half a millisecond
+    torch.default_generator.manual_seed(1)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(1)
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True)
-def _same_random_numbers() -> None:
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +70,17 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setattr(importlib.import_module(package), last, module, raising=False)
 
     return interpret
+
+
+def pytest_collection() -> None:
+    """The garbage collector would visit all tests again and again while their number grows."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected lives until the end: the garbage collector does not visit it again."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
