@@ -198,12 +198,25 @@ def can_build(case: Case) -> bool:
 def each(
     choose: Callable[[Case], bool] = lambda case: True, *, slow: Callable[[Case], bool] = lambda case: False
 ) -> pytest.MarkDecorator:
-    """Runs a test with `case` set to every case chosen; `slow` says which of them wait for `pytest -m slow`."""
-    chosen = [case for case in all_cases() if choose(case)]
-    marks = {True: [pytest.mark.slow], False: []}
-    return pytest.mark.parametrize(
-        "case", [pytest.param(case, id=str(case), marks=marks[case.slow or slow(case)]) for case in chosen]
-    )
+    """Runs a test with `case` set to every case chosen; `slow` says which of them wait for `pytest -m slow`.
+
+    `parametrize` reads the mark.
+    """
+    return pytest.mark.cases(choose, slow)
+
+
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """Sets `case` as `each` says; cases that wait for another run are not made, as they are more than the rest."""
+    left_out = "not slow" in metafunc.config.option.markexpr
+    whole = metafunc.definition.get_closest_marker("slow") is not None
+    for mark in metafunc.definition.iter_markers("cases"):
+        choose, slow = mark.args
+        chosen = [
+            pytest.param(case, id=str(case), marks=[pytest.mark.slow] * waits)
+            for case in all_cases()
+            if choose(case) and not (((waits := case.slow or slow(case)) or whole) and left_out)
+        ]
+        metafunc.parametrize("case", chosen)
 
 
 def small(case: Case) -> bool:
