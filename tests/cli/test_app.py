@@ -1,10 +1,12 @@
 """The command line as a whole: quick, without torch, and one line for a user's mistake."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -19,45 +21,90 @@ def mtkit(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
 
 
+ONE_BY_ONE = """
+import json, os, sys
+from mtkit.cli.app import main
+commands, path, heavy = map(json.loads, sys.argv[1:])
+said, ended, seen = os.dup(1), [], set()
+os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), 2)
+for words in commands:
+    os.ftruncate(2, os.lseek(2, 0, os.SEEK_SET))
+    os.dup2(os.open(path + ".out", os.O_RDWR | os.O_CREAT | os.O_TRUNC), 1)
+    sys.argv, code = ["mtkit", *words], None
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    loaded = [name for name in heavy if name in sys.modules and name not in seen]
+    seen.update(loaded)
+    shown = {"stdout": open(path + ".out", encoding="utf-8").read(), "stderr": open(path, encoding="utf-8").read()}
+    ended.append({"code": code, **shown, "files": os.listdir(), "loaded": loaded})
+os.write(said, json.dumps(ended).encode())
+"""
+"""Runs commands one after the other in one process, as most of a command is the imports before it."""
+
+
+def one_by_one(folder: Path, output: Path, commands: list[list[str]]) -> list[dict[str, Any]]:
+    """The exit code, the output, the files of `folder`, in which it ran, and the heavy imports of each command."""
+    words = map(json.dumps, (commands, str(output), HEAVY))
+    done = subprocess.run([sys.executable, "-c", ONE_BY_ONE, *words], capture_output=True, check=False, cwd=folder)
+    assert done.returncode == 0, output.read_text()
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def helps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each command shows with `--help`."""
+    folder, commands = tmp_path_factory.mktemp("helps"), ["", *COMMANDS]
+    shown = one_by_one(folder, folder / "stderr", [[*command.split(), "--help"] for command in commands])
+    return dict(zip(commands, shown, strict=True))
+
+
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_loads_nothing_heavy(command: str) -> None:
-    code = (
-        "import sys\n"
-        f"sys.argv = ['mtkit', *{command.split()}, '--help']\n"
-        "from mtkit.cli.app import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        f"print([name for name in {HEAVY} if name in sys.modules])"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown.rstrip().endswith("[]")
-    assert "Usage: mtkit" in shown
+def test_help_loads_nothing_heavy(command: str, helps: dict[str, dict[str, Any]]) -> None:
+    assert helps[command]["loaded"] == []
+    assert "Usage: mtkit" in helps[command]["stdout"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["attentions", "longfromer"], ["longfromer", "did you mean 'longformer'"]),
-        (["train", "--attention", "averge"], ["averge", "did you mean 'average'"]),
-        (["train", "--encoder-attention", "average"], ["average", "encoder", "decoder"]),
-        (["tasks", "copi"], ["copi", "did you mean 'copy'"]),
-        (["train"], ["mtkit prepare"]),
-        (["translate"], ["mtkit train"]),
-        (["score"], ["mtkit train"]),
-        (["train", "--recipe", "missing.yaml"], ["missing.yaml"]),
-        (["train", "--max-update", "5"], ["--max-update", "--max-updates", "mtkit train --help"]),
-        (["train", "--max-updates", "five"], ["--max-updates", "mtkit train --help"]),
-        (["trian"], ["trian", "train", "mtkit --help"]),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
-    result = mtkit(*arguments, cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("mtkit: ")
+MISTAKES = [
+    (["attentions", "longfromer"], ["longfromer", "did you mean 'longformer'"]),
+    (["train", "--attention", "averge"], ["averge", "did you mean 'average'"]),
+    (["train", "--encoder-attention", "average"], ["average", "encoder", "decoder"]),
+    (["tasks", "copi"], ["copi", "did you mean 'copy'"]),
+    (["train"], ["mtkit prepare"]),
+    (["translate"], ["mtkit train"]),
+    (["score"], ["mtkit train"]),
+    (["train", "--recipe", "missing.yaml"], ["missing.yaml"]),
+    (["train", "--max-update", "5"], ["--max-update", "--max-updates", "mtkit train --help"]),
+    (["train", "--max-updates", "five"], ["--max-updates", "mtkit train --help"]),
+    (["trian"], ["trian", "train", "mtkit --help"]),
+]
+
+
+@pytest.fixture(scope="module")
+def mistakes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each command of `MISTAKES` gives in an empty folder."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    return one_by_one(folder, tmp_path_factory.mktemp("said") / "stderr", [arguments for arguments, _ in MISTAKES])
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_a_mistake_is_one_line_and_exit_code_2(number: int, mistakes: list[dict[str, Any]]) -> None:
+    result, (_, words) = mistakes[number], MISTAKES[number]
+    assert result["code"] == 2
+    assert result["stderr"].count("\n") == 1
+    assert result["stderr"].startswith("mtkit: ")
     for word in words:
-        assert word in result.stderr
-    assert list(tmp_path.iterdir()) == []
+        assert word in result["stderr"]
+    assert result["files"] == []
+    assert result["stdout"] == ""
+
+
+def test_a_mistake_ends_the_process_with_its_code(tmp_path: Path) -> None:
+    result = mtkit("train", "--attention", "averge", cwd=tmp_path)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +198,10 @@ def test_a_name_that_is_no_utf_8_is_one_line(tmp_path: Path) -> None:
 
 def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    for arguments in (["prepare", "--data", "loop"], ["train", "--data", "loop"], ["train", "--recipe", "loop"]):
-        result = mtkit(*arguments, cwd=tmp_path)
-        assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
-        assert "loop" in result.stderr
+    commands = [["prepare", "--data", "loop"], ["train", "--data", "loop"], ["train", "--recipe", "loop"]]
+    for result in one_by_one(tmp_path, tmp_path / "stderr", commands):
+        assert (result["code"], result["stderr"].count("\n")) == (2, 1), result["stderr"]
+        assert "loop" in result["stderr"]
 
 
 def test_a_reader_that_has_left_is_no_mistake() -> None:

@@ -1,15 +1,19 @@
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from mtkit.cli.app import main
 from mtkit.data.prepared import open_prepared
 from tests.decoding.trained import make_run
 
 
-def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def process(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Runs the command as a process."""
     return subprocess.run(
         [sys.executable, "-m", "mtkit", "prepare", *arguments],
         cwd=folder,
@@ -20,6 +24,20 @@ def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Runs the command in this process: most of a process is its imports."""
+    stdout, stderr = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.chdir(folder)
+        patch.setenv("COLUMNS", "120")
+        patch.setattr("sys.argv", ["mtkit", "prepare", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(arguments, code, stdout.getvalue(), stderr.getvalue())
+
+
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
@@ -28,12 +46,12 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_the_built_in_corpus_is_prepared_once(tmp_path: Path, recipe: Path) -> None:
-    first = run(tmp_path, "--recipe", "small.yaml", "--sentences", "3", "--seed", "5")
+    first = process(tmp_path, "--recipe", "small.yaml", "--sentences", "3", "--seed", "5")
     assert first.returncode == 0, first.stderr
     assert "mtkit-data prepared in" in first.stdout
     assert "Next: mtkit train --recipe small.yaml --name small\n" in first.stdout
     assert "bpe, normalisation nfkc" in first.stdout
-    again = run(tmp_path, "--recipe", "small.yaml", "--sentences", "3", "--seed", "5")
+    again = process(tmp_path, "--recipe", "small.yaml", "--sentences", "3", "--seed", "5")
     assert again.returncode == 0
     assert "up to date" in again.stdout
     prepared = open_prepared(tmp_path / "mtkit-data")
