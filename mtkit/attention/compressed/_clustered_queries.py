@@ -91,7 +91,7 @@ class ClusteredQueries(HeadAttention):
                 groups = self.clusters.naive(codes[b, h, :length]) if length else []
                 row = [v.new_zeros(v.shape[-1])] * query.shape[1]
                 for i, group in enumerate(groups):
-                    mean = torch.stack([q[b, h, j] for j in range(length) if groups[j] == group]).mean(0)
+                    mean = q[b, h, [j for j in range(length) if groups[j] == group]].mean(0)
                     row[i] = self.weights_of(q[b, h, i], mean, k[b, h, :length]) @ v[b, h, :length]
                 rows.append(torch.stack(row))
         return Attended(self.merge_heads(torch.stack(rows).unflatten(0, (len(query), -1)), query))

@@ -69,10 +69,9 @@ class Gaussian(ScoreAttention):
         query = inputs.query
         pairs = self.pairs(query, valid=inputs.query_valid)
         length = query.shape[1]
-        bell = query.new_zeros(self.site.heads, length, length)
-        for i in range(length):
-            for j in range(length):
-                bell[:, i, j] = (-(F.softplus(self.raw_w) * (i - j) ** 2 - F.softplus(self.raw_b)).abs()).exp()[:, 0]
+        w, b = F.softplus(self.raw_w), F.softplus(self.raw_b)
+        bells = [(-(w * (i - j) ** 2 - b).abs()).exp() for i in range(length) for j in range(length)]
+        bell = torch.cat(bells, 1).expand(self.site.heads, -1).unflatten(1, (length, length))
         weights = self.softmax(self.scores(pairs), pairs) * bell
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
         return Attended(self.merge_heads(self.outputs(weights, pairs), query), weights=weights)

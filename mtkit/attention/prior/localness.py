@@ -117,7 +117,7 @@ class Localness(ScoreAttention):
         pairs = self.pairs(query, inputs.memory, inputs.context_valid)
         logits = self.scores(pairs)
         batch, keys = len(query), pairs.values.shape[2]
-        bias = logits.new_zeros(logits.shape)
+        bias, places, bells = logits.new_zeros(logits.shape), [], []
         k = expand_heads(pairs.keys, self.site.heads)
         for b in range(batch if self.applies else 0):
             for i in range(query.shape[1]):
@@ -131,7 +131,10 @@ class Localness(ScoreAttention):
                     fixed = self.window == "fixed"
                     width = self.fixed_window if fixed else n * torch.sigmoid(hidden @ self.width_vector[h]) + FLOOR
                     sigma = width / 2
-                    bias[b, h, i] = -((pairs.key_position - centre) ** 2) / (2 * sigma**2)
+                    places.append((b, h, i))
+                    bells.append(-((pairs.key_position - centre) ** 2) / (2 * sigma**2))
+        if places:
+            bias[tuple(torch.tensor(places).T)] = torch.stack(bells)
         weights = self.softmax(logits + bias, pairs)
         return Attended(self.merge_heads(self.outputs(weights, pairs), query), weights=weights)
 

@@ -76,10 +76,8 @@ class TopK(QueryBlocks):
         seen = torch.zeros_like(logits, dtype=torch.bool)
         for index in torch.cartesian_prod(*map(torch.arange, logits.shape[:3])).tolist():
             at = tuple(index)
-            keys = visible.expand_as(logits)[at].nonzero().squeeze(1).tolist()
-            scores = sorted((logits[at][key].item() for key in keys), reverse=True)
-            seen[at] = torch.tensor(
-                [key in keys and logits[at][key].item() >= scores[: self.best][-1] for key in range(logits.shape[-1])]
-            )
+            keys, row = visible.expand_as(logits)[at].nonzero().squeeze(1).tolist(), logits[at].tolist()
+            scores = sorted((row[key] for key in keys), reverse=True)
+            seen[at] = torch.tensor([key in keys and row[key] >= scores[: self.best][-1] for key in range(len(row))])
         weights = safe_softmax(logits, seen)
         return Attended(self.merge_heads(self.outputs(weights, pairs), inputs.query), weights=weights)
