@@ -1,10 +1,9 @@
 """Promise 7: what is saved and restored gives the same outputs, and nothing but the arguments decides them."""
 
 import copy
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from tests.contract.cases import Case, each, plain
@@ -30,12 +29,11 @@ def check_copy(stack: Stack, query: Tensor, memory: Tensor | None, expected: Ten
 
 @each(plain)
 @torch.no_grad()
-def test_a_stack_that_is_restored_or_adopts_one_like_it_gives_its_outputs(case: Case, tmp_path: Path) -> None:
+def test_a_stack_that_is_restored_or_adopts_one_like_it_gives_its_outputs(case: Case) -> None:
     """Fine-tuning begins with `adopt`, and no projection that was learned may go back to another's."""
     stack, query, memory = make(case), tokens(2, 9), memory_for(case, 2, 7)
     expected = stack(query, memory)
-    save_file(stack.state_dict(), tmp_path / "model.safetensors")
-    other = restored(case, load_file(tmp_path / "model.safetensors"))
+    other = restored(case, load(save(stack.state_dict())))
     assert torch.equal(other(query, memory), expected), "restored"
     torch.manual_seed(3)
     other = make(case)
