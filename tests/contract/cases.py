@@ -6,7 +6,7 @@ window or block, at its defaults, and with small options in its variants and aro
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import pytest
@@ -66,8 +66,27 @@ class Case:
 
     @property
     def layers(self) -> int:
-        """Small cases are stacks of two, so that what one layer carries to the next is under test too."""
-        return 2 if self.small else 1
+        """Small cases are stacks of two, so that what one layer carries to the next is under test too.
+
+        A variant or a filled slot is one layer if its layers are alike: each mechanism has a stack of two without them.
+        """
+        return 2 if self.small and (self.setting == "small" or not self.alike) else 1
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether layers carry nothing, have the same buffers, and give the same outputs with the same parameters."""
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.default_generator.manual_seed(1)
+            first, second = (self.build(layer=layer).eval() for layer in range(2))
+            if _shapes(first) != _shapes(second) or not all(map(torch.equal, first.buffers(), second.buffers())):
+                return False
+            for parameter in first.parameters():
+                parameter.add_(torch.randn_like(parameter))
+            second.load_state_dict(first.state_dict())
+            query = torch.randn(1, LONG // 2, 32)
+            memory = torch.randn(1, LONG // 2, self.memory_width or 32) if self.role == "cross" else None
+            attended = first(query, memory)
+            return attended.carry is None and torch.equal(second(query, memory).output, attended.output)
 
     @property
     def memory_width(self) -> int | None:
@@ -96,7 +115,7 @@ class Case:
             "heads": 4,
             "max_length": length,
             "memory_width": self.memory_width,
-            "layers": self.layers,
+            "layers": 2 if self.small else 1,
         }
         here |= site
         return build(self._name_for(here["heads"]), **here, **self.options)
@@ -108,6 +127,11 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.name}-{self.role}-{self.setting}"
+
+
+def _shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
+    """Shapes of parameters and buffers by name."""
+    return {name: x.shape for name, x in (*module.named_parameters(), *module.named_buffers())}
 
 
 @cache

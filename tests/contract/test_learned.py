@@ -64,10 +64,10 @@ def test_rows_are_heads(case: Case) -> None:
 @torch.no_grad()
 def test_saved_numbers_alone_decide_them(case: Case) -> None:
     """Another start with the same saved state gives the same numbers; another state gives others."""
-    stack, other = make(case), make(case)
-    query, memory = tokens(2, 9), memory_for(case, 2, 9)
+    stack, query, memory = make(case), tokens(2, 9), memory_for(case, 2, 9)
     if not learns(stack, query, memory):
         return
+    other = make(case)
     for tensor in stack.state_dict().values():
         if tensor.is_floating_point():
             tensor.add_(torch.rand_like(tensor) + 0.1)
