@@ -88,7 +88,7 @@ class OwnDecoder:
         self._trained_on = TrainedOn.of([run])
 
     def sizes(self, beam: int) -> Sequence[int]:
-        """Return the given sizes, those of the run's settings, or the size that `mtkit translate` takes."""
+        """Return the given sizes, the size in the run's settings, or the default of `mtkit translate`."""
         return self._given or [usual_batch_tokens(self._device, beam)]
 
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:

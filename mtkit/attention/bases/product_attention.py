@@ -85,8 +85,8 @@ class ProductAttention(ScoreAttention):
             return heads, weights, None
         queries = q.shape[2]
         hidden = 1 if visible is None or visible.shape[2] == 1 else queries  # each hypothesis sees its own past
-        plain = is_plain(self.positions) and not need_weights
-        if not (plain and supports_cached(q, keys, values) and cached_is_faster(q, keys, queries, hidden)):
+        only_output = is_plain(self.positions) and not need_weights
+        if not (only_output and supports_cached(q, keys, values) and cached_is_faster(q, keys, queries, hidden)):
             columns = {name: x.type_as(q) for name, x in pairs.columns.items()}
             return super().attended(pairs._replace(columns=columns), carry, need_weights)
         heads = attend_cached(

@@ -271,8 +271,8 @@ def attend_step(
     visible broadcasts to (B, N, H, L); key_position (L,), 0 to L - 1 if None.
     """
     batch, hypotheses = q.shape[:2]
-    queries, plain = hypotheses if keys.dim() == 4 else 1, is_plain(positions) and not need_weights
-    if plain and supports_cached(q, keys, values) and cached_is_faster(q, keys, queries):
+    queries, only_output = hypotheses if keys.dim() == 4 else 1, is_plain(positions) and not need_weights
+    if only_output and supports_cached(q, keys, values) and cached_is_faster(q, keys, queries):
         past = (keys.unsqueeze(1), values.unsqueeze(1)) if keys.dim() == 4 else (keys, values)
         return attend_cached(q, *past, scale=scale, visible=visible), None
     if visible is not None and keys.dim() == 4:

@@ -96,7 +96,7 @@ class JoeyDecoder(PeerDecoder):
 
 @dataclass
 class Pieces:
-    """What JoeyNMT's model reads of a vocabulary, with mtkit's piece numbers."""
+    """A vocabulary as far as JoeyNMT's model reads it, with mtkit's piece numbers."""
 
     size: int
     pad_index: ClassVar[int] = PAD

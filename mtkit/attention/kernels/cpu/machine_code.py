@@ -35,7 +35,7 @@ def compiled(
     another, float32[:, :] any matrix. A loop for several argument types has one string for each. Sums and products are
     made in the order of the code unless `in_any_order`.
     """
-    signatures = [f"void({one})" for one in types]
+    signatures = [f"void({arguments})" for arguments in types]
     how = HOW if in_any_order else HOW | {"fastmath": {"nsz", "contract"}}
 
     def decorated(loop: Callable[Arguments, None]) -> Callable[Arguments, None]:
