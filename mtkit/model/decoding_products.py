@@ -5,7 +5,7 @@ rounded and laid out for the processor, and attentions compute queries, keys and
 are cached until the weights change, because text arrives in chunks; a change through `.data`, which PyTorch does not
 count, is not noticed. Norms, softmax and other parts are computed as outside the context, and so are all products of
 attentions that must not round (`unrounded`). On the CPU, types below float32 also make attentions by scaled dot
-products keep keys and values in bfloat16.
+products keep keys and values in bfloat16 (except a decoder's with more than 16 hypotheses).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +40,7 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     if dtype == torch.int8:
         check_int8(device)
     prepared, unrounded = _prepared(model, dtype, device), unrounded_parts(model)
+    low = dtype == torch.int8 or is_low(dtype, device)
     replaced: list[tuple[nn.Module, str]] = []
 
     def replace(module: nn.Module, name: str, function: object) -> None:
@@ -50,7 +51,6 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for module in model.modules():
             if isinstance(module, HeadAttention) and module not in unrounded:
                 replace(module, "projected", partial(_projected, prepared))
-                low = dtype == torch.int8 or is_low(dtype, device)
                 if low and isinstance(module, ProductAttention) and is_plain(module.positions):
                     replace(module, "cache_type", torch.bfloat16)  # half the bytes, which a step waits for
             if isinstance(module, LayerNorm) and device.type == "cuda" and dtype == torch.bfloat16:

@@ -145,8 +145,8 @@ class DecodingSettings(Settings):
     samples: Hypotheses | None = None
     """Samples per segment among which `mbr` chooses. Default: 64."""
     batch_tokens: PositiveInt | None = None
-    """Maximum padded source pieces per batch, counted once per hypothesis. Default: 65,536 on a GPU; on a CPU,
-    where the commands decode one batch per thread in parallel, 16,384, or 8,192 with one hypothesis per segment."""
+    """Maximum padded source pieces per batch, counted once per hypothesis. Default: 65,536 on a GPU, 16,384 on a
+    CPU, 8,192 there with one hypothesis per segment. On a CPU the commands decode one batch per thread in parallel."""
 
     @property
     def hypotheses(self) -> int:

@@ -18,7 +18,7 @@ from mtkit.attention.kernels.gpu.short import attend_short, attends_short
 from mtkit.attention.slots import Positions
 
 PAIR, PAIR_OF_SEVERAL = 1.25, 0.6
-"""Cost of a pair of query and key, in pairs of PyTorch's products: for one query of a key, and for several."""
+"""Cost of a pair of query and key, in pairs of PyTorch's products, if a key has one query, and if it has several."""
 
 LOW_PAIR, CONVERTED = 0.6, 2
 """Cost of a pair with a key in bfloat16, and of PyTorch's pair, for which the key must become float32."""

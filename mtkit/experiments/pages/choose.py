@@ -15,8 +15,8 @@ LEARNED = 90.0
 MADE = "Made by `python -m mtkit.experiments.pages.write` from [the results of the studies](../studies/README.md)."
 MARKS = (
     f"+ better than `full`, - worse, = at most {MARGIN:g} points lower, ≡ computes the same at these lengths; without "
-    "a mark, that is open. Letters: the roles that the mechanism has here, those of its paper: encoder (E), decoder "
-    "(D), attention to the source (C); `full` has the others."
+    "a mark, that is open. Letters: the roles of its paper, which the mechanism has here: encoder (E), decoder (D), "
+    "attention to the source (C); `full` has the others."
 )
 
 
