@@ -21,8 +21,18 @@ from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.product_attention import ProductAttention
 from mtkit.attention.contract import unrounded_parts
 from mtkit.attention.kernels.cpu.int8 import Int8, check_int8
-from mtkit.attention.kernels.cpu.product import Float32, Low, Plain, Product, Tiled, packs_float32, tiles_float32
+from mtkit.attention.kernels.cpu.product import (
+    Float32,
+    Low,
+    Plain,
+    Product,
+    Tiled,
+    has_byte_tiles,
+    packs_float32,
+    tiles_float32,
+)
 from mtkit.attention.kernels.dot_product import is_plain
+from mtkit.model.compiled_steps import compiled_methods
 from mtkit.model.layers import LayerNorm
 from mtkit.model.network import Network
 
@@ -41,6 +51,7 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         check_int8(device)
     prepared, unrounded = _prepared(model, dtype, device), unrounded_parts(model)
     low = dtype == torch.int8 or is_low(dtype, device)
+    has_loops = dtype == torch.int8 and has_byte_tiles()
     replaced: list[tuple[nn.Module, str]] = []
 
     def replace(module: nn.Module, name: str, function: object) -> None:
@@ -53,6 +64,8 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
                 replace(module, "projected", partial(_projected, prepared))
                 if low and isinstance(module, ProductAttention) and is_plain(module.positions):
                     replace(module, "cache_type", torch.bfloat16)  # half the bytes, which a step waits for
+            for name, method in compiled_methods(module, prepared.of) if has_loops else ():
+                replace(module, name, method)
             if isinstance(module, LayerNorm) and device.type == "cuda" and dtype == torch.bfloat16:
                 replace(module, "forward", prepared.norm(module))
             if dtype != torch.float32 or _float32(dtype, device) is not None:

@@ -103,6 +103,13 @@ class FeedForward(nn.Module):
             hidden = F.gelu(hidden) if self.activation == "gelu" else F.silu(hidden)
         return self.outer(self.dropout(hidden)).unflatten(0, x.shape[:-1])
 
+    def around(self, x: "Stream", residual: "Residual") -> "Stream":
+        """The stream after the sub-layer of this layer and its residual."""
+        inner, outer = self.inner, self.outer
+        if isinstance(x, Tensor) and self.fuses and residual.fuses(x, inner.weight, outer.weight):
+            return feed_forward_and_norm(x, inner, outer, residual.norm, residual.dropout.share)
+        return residual.after(x, self(residual.before(x)))
+
     @property
     def fuses(self) -> bool:
         """Whether the layer has the form of `feed_forward_and_norm`."""
@@ -270,10 +277,7 @@ def feed_forward_sublayer(feed_forward: FeedForward, residual: Residual) -> SubL
     """The feed-forward sub-layer."""
 
     def feed(x: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
-        inner, outer = feed_forward.inner, feed_forward.outer
-        if isinstance(x, Tensor) and feed_forward.fuses and residual.fuses(x, inner.weight, outer.weight):
-            return feed_forward_and_norm(x, inner, outer, residual.norm, residual.dropout.share)
-        return residual.after(x, feed_forward(residual.before(x)))
+        return feed_forward.around(x, residual)
 
     return SubLayer(feed, (feed_forward, residual))
 
@@ -381,20 +385,30 @@ class DecoderLayer(nn.Module):
 
         Also returns the weights of the attention to the source.
         """
-        query = self.self_residual.before(x)
-        attended, self_state = self.self_attention.step(
-            query, state["self"], carry=stack_pass.self_carry, query_marks=marks
+        x, self_state, _ = self.attend_step("decoder", x, state["self"], stack_pass, marks)
+        x, cross_state, weights = self.attend_step("cross", x, state["cross"], stack_pass, marks, need_weights)
+        x = self.feed_forward.around(x, self.feed_forward_residual)
+        return x, {"self": self_state, "cross": cross_state}, weights
+
+    def attend_step(
+        self,
+        role: str,
+        x: Stream,
+        state: State,
+        stack_pass: StackPass,
+        marks: Tensor | None,
+        need_weights: bool = False,
+    ) -> tuple[Stream, State, Tensor | None]:
+        """One attention sub-layer of `step`: x, the attention's state, and its weights if they are needed."""
+        attention, around, kind = self.attention_parts(role)
+        attended, state = attention.step(
+            around.before(x), state, carry=getattr(stack_pass, kind), need_weights=need_weights, query_marks=marks
         )
-        stack_pass.self_carry = attended.carry
-        x = self.self_residual.after(x, attended.output)
-        attended, cross_state = self.cross_attention.step(
-            self.cross_residual.before(x),
-            state["cross"],
-            carry=stack_pass.cross_carry,
-            need_weights=need_weights,
-            query_marks=marks,
-        )
-        stack_pass.cross_carry = attended.carry
-        x = self.cross_residual.after(x, attended.output)
-        x = self.feed_forward_residual.after(x, self.feed_forward(self.feed_forward_residual.before(x)))
-        return x, {"self": self_state, "cross": cross_state}, attended.weights
+        setattr(stack_pass, kind, attended.carry)
+        return around.after(x, attended.output), state, attended.weights
+
+    def attention_parts(self, role: str) -> tuple[Attention, Residual, str]:
+        """The attention of a role, its residual, and the name of its carry in `StackPass`."""
+        if role == "cross":
+            return self.cross_attention, self.cross_residual, "cross_carry"
+        return self.self_attention, self.self_residual, "self_carry"

@@ -38,19 +38,25 @@ def append_rows(state: State, *, keys: Tensor, values: Tensor, **others: Tensor)
     """Append one row per hypothesis to the state: keys (B, G, N, K), values (B, G, N, V), and others by name."""
     if is_fixed(state):
         return _write_rows(state, keys, values)
-    k, v, hypotheses = keys, values, keys.shape[2]
+    hypotheses = keys.shape[2]
+    state = with_rows(state, hypotheses)
+    shared, end = state["shared"], state["rows"]
+    if keys.element_size() < shared["keys"].element_size():  # only the first step under autocast shows that type
+        shared = {**shared, "keys": shared["keys"].to(keys.dtype), "values": shared["values"].to(values.dtype)}
+    if hypotheses > 1:
+        keys, values = _harmless(keys, values)
+    for name, row in {"keys": keys, "values": values, **others}.items():
+        shared[name][:, :, end - hypotheses : end] = row
+    return {**state, "shared": shared}
+
+
+def with_rows(state: State, hypotheses: int) -> State:
+    """Return the state with one more row per hypothesis, the last ones, whose keys and values are not written yet."""
     state = _ensure_capacity(state, hypotheses)
-    shared, seen, rows = state["shared"], state["seen"], state["rows"]
+    seen, rows = state["seen"], state["rows"]
     end = rows + hypotheses
-    if k.element_size() < shared["keys"].element_size():  # only the first step under autocast shows that type
-        shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
-    # the test for finite values would stall an accelerator
-    if hypotheses > 1 and not (v.device.type == "cpu" and bool(v.sum().isfinite())):
-        k, v = _harmless(k, v)
-    for name, row in {"keys": k, "values": v, **others}.items():
-        shared[name][:, :, rows:end] = row
-    shared["position"][:, rows:end] = state["count"]
-    after = {**state, "shared": shared, "rows": end, "count": state["count"] + 1}
+    state["shared"]["position"][:, rows:end] = state["count"]
+    after = {**state, "rows": end, "count": state["count"] + 1}
     if has_one_row_per_position(after):  # every hypothesis sees every row; the mask is not read
         return after
     if has_one_row_per_position(state):
@@ -60,11 +66,22 @@ def append_rows(state: State, *, keys: Tensor, values: Tensor, **others: Tensor)
     return after
 
 
+def make_harmless(state: State, hypotheses: int) -> None:
+    """Change the last rows, one per hypothesis, as `append_rows` does if a value is not finite."""
+    if hypotheses > 1:
+        new = [state["shared"][name][:, :, state["rows"] - hypotheses : state["rows"]] for name in ("keys", "values")]
+        for rows, harmless in zip(new, _harmless(*new), strict=True):
+            if harmless is not rows:
+                rows.copy_(harmless)
+
+
 def _harmless(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Move what is not finite in values (B, G, N, V) to the keys of their rows, whose scores are masked.
 
     0 * NaN would reach hypotheses that do not see the row.
     """
+    if v.device.type == "cpu" and bool(v.sum(dtype=torch.float32).isfinite()):  # the test would stall an accelerator
+        return k, v
     zero = v.sum((1, 3), dtype=torch.float32) * 0.0  # (B, N), NaN for a row that is not finite
     return k + zero[:, None, :, None].type_as(k), v.nan_to_num(0.0, 0.0, 0.0)
 

@@ -8,14 +8,6 @@ from mtkit.errors import MtkitError, did_you_mean, shown
 PACKAGES = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "joeynmt": "joeynmt"}
 """Package of each program."""
 
-INSTALL = {
-    "huggingface": "pip install transformers",
-    "ctranslate2": "pip install 'mtkit[ctranslate2]'",
-    # JoeyNMT's requirements would replace packages that mtkit needs
-    "joeynmt": "pip install --no-deps joeynmt && pip install tensorboard subword-nmt importlib_metadata",
-}
-"""Command that installs each program beside mtkit."""
-
 
 def check_peers(names: Sequence[str], able: Sequence[str], work: str) -> None:
     """Raise MtkitError for a program that is unknown, not installed, or not among those `able` to do the work."""
@@ -27,4 +19,4 @@ def check_peers(names: Sequence[str], able: Sequence[str], work: str) -> None:
         if name not in able:
             raise MtkitError(f"{name} does not {work}; --beside takes {', '.join(able)} here")
         if find_spec(PACKAGES[name]) is None:
-            raise MtkitError(f"--beside {name} needs the package {PACKAGES[name]}: {INSTALL[name]}")
+            raise MtkitError(f"--beside {name} needs the package {PACKAGES[name]}: pip install {PACKAGES[name]}")

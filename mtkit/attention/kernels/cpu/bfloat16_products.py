@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.attention.kernels.cpu.machine_code import Floats, bits_of, compiled, part
+from mtkit.attention.kernels.cpu.machine_code import Floats, bfloat16_bits, compiled, part
 from mtkit.attention.kernels.cpu.product_tiles import BFLOAT16, products_by
 
 write_products = products_by(BFLOAT16)
@@ -17,10 +17,7 @@ def round_to_bfloat16(rows: Floats, low: Halves) -> None:
     count, width = rows.shape
     for i in range(count):
         for j in range(width):
-            bits = bits_of(rows[i, j])
-            nearest = (bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) >> np.int32(16)
-            is_nan = (bits & np.int32(0x7FFFFFFF)) > np.int32(0x7F800000)
-            low[i, j] = np.int16(0x7FC0) if is_nan else np.int16(nearest)
+            low[i, j] = bfloat16_bits(rows[i, j])
 
 
 @compiled("int16[:, :, :, ::1], float32[::1], float32[:, ::1], int16[:, ::1], float32[:, ::1]")

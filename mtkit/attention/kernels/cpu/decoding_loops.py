@@ -22,7 +22,8 @@ WEIGHTS = 32
 """Weights computed at a time: a loop of known length is vectorised completely."""
 
 TOGETHER = 4
-"""Rows multiplied at a time, with separate sums, so that no addition waits for another."""
+"""Rows multiplied at a time, with separate sums, so that no addition waits for another; scores after the last row of a
+query are meaningless."""
 
 
 @part
@@ -34,24 +35,6 @@ def listed(seen: NDArray[np.bool_], place: Places) -> int:
         count += int(seen[j])
     place[count : count + TOGETHER - 1] = place[0]
     return count
-
-
-@part
-def write_scores(
-    query: Floats, keys: Floats | LowFloats, first: int, step: int, place: Places, count: int, scores: Floats
-) -> None:
-    """Write the products of the query with `count` rows, and meaningless ones up to a multiple of `TOGETHER`."""
-    for c in range(0, count, TOGETHER):
-        one, two = first + place[c] * step, first + place[c + 1] * step
-        three, four = first + place[c + 2] * step, first + place[c + 3] * step
-        write_four_products(query, keys, one, two, three, four, scores, c)
-
-
-@part
-def ask_for_all(rows: Floats | LowFloats, first: int, step: int, place: Places, count: int) -> None:
-    """Prefetch `count` rows, so that the loop after the next one does not wait for them."""
-    for c in range(count):
-        ask_for(rows, first + place[c] * step)
 
 
 LEAST = np.int32(-(2**31))
@@ -89,17 +72,8 @@ def write_exponentials(scores: Floats, count: int) -> np.float32:
     return max(total, np.float32(1))  # the largest alone adds 1; only a sum of nothing is below
 
 
-STEPS = "UniTuple(int64, 4)"
-
-
-@compiled(
-    *(
-        f"float32[:, ::1], {STEPS}, {rows}[:, ::1], {STEPS}, {rows}[:, ::1], {STEPS}, int64, int64, "
-        "boolean[:, :, :, :], float32, float32[:, :, :, ::1]"
-        for rows in ("float32", "int16")
-    )
-)
-def attend_rows(
+@part
+def write_attended(
     queries: Floats,
     query_steps: Steps,
     keys: Floats | LowFloats,
@@ -134,16 +108,49 @@ def attend_rows(
                 query[k] = asks[k] * scale
             first = b * key_steps[0] + n * key_steps[1] + h * key_groups // heads * key_steps[2]
             below = b * value_steps[0] + n * value_steps[1] + h * value_groups // heads * value_steps[2]
-            if n == 0:  # the segment's other hypotheses find the rows in the cache
-                ask_for_all(values, below, value_steps[3], place, count)
-            write_scores(query, keys, first, key_steps[3], place, count, weight)
+            after = first + key_steps[2]  # the next head, in most layouts
+            for c in range(0, count, TOGETHER):
+                one, two = first + place[c] * key_steps[3], first + place[c + 1] * key_steps[3]
+                three, four = first + place[c + 2] * key_steps[3], first + place[c + 3] * key_steps[3]
+                write_four_products(query, keys, one, two, three, four, weight, c)
+                if n == 0:  # the segment's other hypotheses find the rows in the cache
+                    for r in range(c, c + TOGETHER):  # a few at a time, because the processor waits for more
+                        ask_for(values, below + place[r] * value_steps[3])
+                        ask_for(keys, after + place[r] * key_steps[3])
             normaliser = write_exponentials(weight, count)
-            if n == 0:  # of the next head, in most layouts
-                ask_for_all(keys, first + key_steps[2], key_steps[3], place, count)
             for column in range(0, len(total), COLUMNS):
                 write_weighted_sum(weight, values, below, value_steps[3], place, count, total, column)
             for v in range(len(total)):
                 out[b, n, h, v] = total[v] / normaliser
+
+
+STEPS = "UniTuple(int64, 4)"
+
+
+@compiled(
+    *(
+        f"float32[:, ::1], {STEPS}, {rows}[:, ::1], {STEPS}, {rows}[:, ::1], {STEPS}, int64, int64, "
+        "boolean[:, :, :, :], float32, float32[:, :, :, ::1]"
+        for rows in ("float32", "int16")
+    )
+)
+def attend_rows(
+    queries: Floats,
+    query_steps: Steps,
+    keys: Floats | LowFloats,
+    key_steps: Steps,
+    values: Floats | LowFloats,
+    value_steps: Steps,
+    key_groups: int,
+    value_groups: int,
+    seen: NDArray[np.bool_],
+    scale: np.float32,
+    out: Floats,
+) -> None:
+    """`write_attended` for a caller in Python."""
+    write_attended(
+        queries, query_steps, keys, key_steps, values, value_steps, key_groups, value_groups, seen, scale, out
+    )
 
 
 @compiled("int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1]")

@@ -30,7 +30,7 @@ class Int8:
         self._integers, self._scales, self._bias = integers, scales, bias
         self._added = torch.zeros_like(scales) if bias is None else bias
         self._outputs = len(scales)
-        self._tiles = Int8Tiles.where_possible(integers, scales, self._added)
+        self.tiles = Int8Tiles.where_possible(integers, scales, self._added)
 
     @classmethod
     def rounded(cls, weight: Tensor, bias: Tensor | None) -> "Int8":
@@ -53,12 +53,12 @@ class Int8:
         """x (..., I) to sums (..., O), units (...) and what is added (O,), as in `mtkit.model.network.InUnits`."""
         *before, width = x.shape
         rows = x.reshape(-1, width)
-        tiles = self._tiles_for(rows.shape[0])
+        tiles = self.tiles_for(rows.shape[0])
         sums, units = self._in_units(rows) if tiles is None else tiles(rows, in_units=True)
         return sums.view(*before, -1), torch.from_numpy(units).view(before), self._added
 
     def _of_rows(self, rows: Tensor, out: Tensor | None) -> Tensor:
-        tiles = self._tiles_for(rows.shape[0])
+        tiles = self.tiles_for(rows.shape[0])
         if tiles is not None:
             return tiles(rows, out)[0]
         from mtkit.attention.kernels.cpu.machine_code import scale_rows
@@ -68,8 +68,9 @@ class Int8:
         scale_rows(sums.numpy(), units, self._added.numpy(), out.numpy())
         return out
 
-    def _tiles_for(self, count: int) -> Int8Tiles | None:
-        return self._tiles if tiles_are_faster(count, self._integers.numel()) else None
+    def tiles_for(self, count: int) -> Int8Tiles | None:
+        """The tiles if they multiply so many rows fastest."""
+        return self.tiles if tiles_are_faster(count, self._integers.numel()) else None
 
     def _in_units(self, rows: Tensor) -> tuple[Tensor, NDArray[np.float32]]:
         """Sums (M, O) of rows (M, I), and their units (M,)."""

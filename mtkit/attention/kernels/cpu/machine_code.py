@@ -25,6 +25,8 @@ HOW: dict[str, Any] = {
     "fastmath": {"nsz", "contract", "reassoc"},
 }
 
+IN_ORDER = HOW | {"fastmath": {"nsz", "contract"}}
+
 
 def compiled(
     *types: str, in_any_order: bool = True
@@ -36,7 +38,7 @@ def compiled(
     made in the order of the code unless `in_any_order`.
     """
     signatures = [f"void({arguments})" for arguments in types]
-    how = HOW if in_any_order else HOW | {"fastmath": {"nsz", "contract"}}
+    how = HOW if in_any_order else IN_ORDER
 
     def decorated(loop: Callable[Arguments, None]) -> Callable[Arguments, None]:
         try:
@@ -54,6 +56,12 @@ def part(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     numba's cached code of a loop lasts until the loop's file changes: after a change here, remove `__pycache__`.
     """
     code: Callable[Arguments, Result] = njit(**HOW)(function)
+    return code
+
+
+def part_in_order(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A `part` whose sums and products are made in the order of the code."""
+    code: Callable[Arguments, Result] = njit(**IN_ORDER)(function)
     return code
 
 
@@ -119,6 +127,15 @@ bits_of: Callable[[np.float32], np.int32] = _cast(float32, int32, WORD)
 
 of_bits: Callable[[np.int32], np.float32] = _cast(int32, float32, ir.FloatType())
 """The float32 that has the bits of an int32."""
+
+
+@part
+def bfloat16_bits(x: np.float32) -> np.int16:
+    """The bits of x, rounded to bfloat16."""
+    bits = bits_of(x)
+    nearest = (bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) >> np.int32(16)
+    is_nan = (bits & np.int32(0x7FFFFFFF)) > np.int32(0x7F800000)
+    return np.int16(0x7FC0) if is_nan else np.int16(nearest)
 
 
 LOG2_E = np.float32(1.4426950408889634)

@@ -47,15 +47,14 @@ class Int8Tiles:
 
         blocks, surplus = laid_out(integers, BYTES), ZERO * integers.sum(1, dtype=torch.int32)
         self._width, self._outputs = blocks.shape[1] * BYTES.together, len(scales)
-        weights: list[Any] = [tensor.numpy() for tensor in (blocks, surplus, scales, added)]
-        self._multiply: Callable[..., None] = partial(multiply_bytes, *weights)
+        self.weights: Any = tuple(tensor.numpy() for tensor in (blocks, surplus, scales, added))
+        """The `product_tiles.ByteWeights`."""
+        self._multiply: Callable[..., None] = partial(multiply_bytes, self.weights)
 
     @classmethod
     def where_possible(cls, integers: Tensor, scales: Tensor, added: Tensor) -> Self | None:
         """The tiles; None if the processor has neither AVX2 nor AVX-512 with VNNI."""
-        from mtkit.attention.kernels.cpu.product_tiles import BYTES, has
-
-        return cls(integers, scales, added) if has(BYTES) else None
+        return cls(integers, scales, added) if has_byte_tiles() else None
 
     def __call__(
         self, rows: Tensor, out: Tensor | None = None, *, in_units: bool = False
@@ -301,6 +300,14 @@ def tiles_float32() -> bool:
     from mtkit.attention.kernels.cpu.product_tiles import FLOATS, has
 
     return has(FLOATS)
+
+
+@cache
+def has_byte_tiles() -> bool:
+    """Whether the processor has AVX2, or AVX-512 with VNNI."""
+    from mtkit.attention.kernels.cpu.product_tiles import BYTES, has
+
+    return has(BYTES)
 
 
 def _vendor() -> str:

@@ -26,6 +26,7 @@ from mtkit.attention.kernels.cpu.machine_code import (
     call,
     compiled,
     part,
+    part_in_order,
     pointer,
     round_rows,
 )
@@ -239,42 +240,51 @@ def multiply_floats(weights: NDArray[np.float32], added: Floats, rows: Floats, o
 
 write_sums, OUTPUTS = sums_by(BYTES), BYTES.outputs
 
+LEAST = np.float32(-np.inf)
+
 Bytes = NDArray[np.uint8]
 Weights = NDArray[np.int8]
 
 
-@compiled(
-    "int8[:, :, :, ::1], int32[::1], float32[::1], float32[::1], float32[:, ::1], boolean, uint8[:, ::1], "
-    "float32[::1], float32[:, ::1]",
-    in_any_order=False,
-)
-def multiply_bytes(
-    weights: Weights,
-    surplus: NDArray[np.int32],
-    scales: Floats,
-    added: Floats,
-    rows: Floats,
-    in_units: bool,
-    whole: Bytes,
-    units: Floats,
-    out: Floats,
-) -> None:
-    """Write the product (M, O) of rows (M, I) with integer weights, in blocks, scaled by scales (O,), plus `added`.
+WEIGHTS = "Tuple((int8[:, :, :, ::1], int32[::1], float32[::1], float32[::1]))"
+"""The type of `ByteWeights`, in numba's notation."""
 
-    `whole` (M, I or a little more) and units (M,) receive the results of `round_rows`. If `in_units`, out is neither
-    multiplied by units nor added to. surplus (O,) is the contribution of the byte offset (`ZERO`) to each sum.
+ByteWeights = tuple[Weights, NDArray[np.int32], Floats, Floats]
+"""Integers as `laid_out`; the contribution (O,) of the byte offset (`ZERO`) to each sum; scales (O,); `added` (O,)."""
+
+
+@part_in_order
+def write_byte_products(
+    weights: ByteWeights, whole: Bytes, units: Floats, in_units: bool, least: np.float32, out: Floats
+) -> None:
+    """Write the product (M, O) of bytes (M, I or a little more) in units (M,) with the weights, and `least` if less.
+
+    If `in_units`, out is neither multiplied by units nor added to.
     """
-    round_rows(rows, whole, units)
+    integers, surplus, scales, added = weights
     count, outputs = out.shape
     sums = np.empty((MOST_ROWS, OUTPUTS), np.int32)
-    for block in range(len(weights)):
+    for block in range(len(integers)):
         start = block * OUTPUTS
         here = min(OUTPUTS, outputs - start)
         for first in range(0, count, MOST_ROWS):
             left = min(count - first, MOST_ROWS)
-            write_sums(whole, weights, sums, first, left, block)
+            write_sums(whole, integers, sums, first, left, block)
             for r in range(left):
                 of_row, unit = sums[r], units[first + r]
                 for o in range(here):
                     scaled = np.float32(of_row[o] - surplus[start + o]) * scales[start + o]
-                    out[first + r, start + o] = scaled if in_units else scaled * unit + added[start + o]
+                    value = scaled if in_units else scaled * unit + added[start + o]
+                    out[first + r, start + o] = least if value < least else value  # NaN stays
+
+
+@compiled(f"{WEIGHTS}, float32[:, ::1], boolean, uint8[:, ::1], float32[::1], float32[:, ::1]", in_any_order=False)
+def multiply_bytes(
+    weights: ByteWeights, rows: Floats, in_units: bool, whole: Bytes, units: Floats, out: Floats
+) -> None:
+    """Write the product (M, O) of rows (M, I) with the weights, as `write_byte_products` does.
+
+    `whole` (M, I or a little more) and units (M,) receive the results of `round_rows`.
+    """
+    round_rows(rows, whole, units)
+    write_byte_products(weights, whole, units, in_units, LEAST, out)
