@@ -83,7 +83,7 @@ def train(
     ] = None,
     beside: Annotated[
         str | None,
-        Option(metavar="A,B", help="Other programs, if installed: huggingface (MarianMTModel), joeynmt."),
+        Option(metavar="A,B", help="Other programs, if installed: huggingface (MarianMTModel), joeynmt, eole."),
     ] = None,
     updates: Annotated[int, Option(min=1, max=MOST, help="Timed updates.")] = 100,
     warmup: Annotated[int, Option(min=3, max=MOST, help="Updates before the timed ones.")] = 20,
@@ -117,7 +117,7 @@ def train(
     settings = load_recipe(recipe, overrides)
     precisions, programs = parse_names("--precision", precision), parse_names("--beside", beside)
     mechanisms = parse_entries("--attention", attention)
-    check_peers(programs, ["huggingface", "joeynmt"], "train")
+    check_peers(programs, ["huggingface", "joeynmt", "eole"], "train")
 
     from mtkit.benchmark.report import outputs, write
     from mtkit.benchmark.training import Plan, as_object, bars, measure_training, table
@@ -185,7 +185,8 @@ def decode(
         Option(metavar="N,N", help="Padded source pieces per batch, counted per hypothesis; the fastest counts."),
     ] = None,
     beside: Annotated[
-        str | None, Option(metavar="A,B", help="Other programs with the same weights: huggingface,ctranslate2,joeynmt.")
+        str | None,
+        Option(metavar="A,B", help="Other programs with the same weights: huggingface,ctranslate2,joeynmt,eole."),
     ] = None,
     repeats: Annotated[int, Option(min=1, max=MOST, help="Translations of the side per program and beam.")] = 3,
     device: Device = "auto",
@@ -394,6 +395,10 @@ def _training_peers(
         from mtkit.benchmark.peers.joeynmt import JoeyTrainer
 
         kinds.append(JoeyTrainer)
+    if "eole" in programs:
+        from mtkit.benchmark.peers.eole import EoleTrainer
+
+        kinds.append(EoleTrainer)
     wanted = dict.fromkeys(["float32", *(trainer.precision for trainer in trainers)])
     return [
         kind(recipe, prepared, world, precision)
@@ -454,6 +459,10 @@ def _decoding_peers(
 
         for arithmetic in huggingface_decoding.ARITHMETICS[device]:
             yield huggingface_decoding.HuggingFaceDecoder(run, model, settings, arithmetic)
+    elif program == "eole":
+        from mtkit.benchmark.peers.eole import EoleDecoder
+
+        yield EoleDecoder(run, model, settings, "float32")
     else:
         from mtkit.benchmark.peers.joeynmt import JoeyDecoder
 

@@ -5,8 +5,17 @@ from importlib.util import find_spec
 
 from mtkit.errors import MtkitError, did_you_mean, shown
 
-PACKAGES = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "joeynmt": "joeynmt"}
+PACKAGES = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "joeynmt": "joeynmt", "eole": "eole"}
 """Package of each program."""
+
+INSTALL = {
+    "huggingface": "pip install transformers",
+    "ctranslate2": "pip install 'mtkit[ctranslate2]'",
+    # the requirements of these would replace packages that mtkit needs
+    "joeynmt": "pip install --no-deps joeynmt && pip install tensorboard subword-nmt importlib_metadata",
+    "eole": "pip install --no-deps eole pyonmttok",
+}
+"""Command that installs each program beside mtkit."""
 
 
 def check_peers(names: Sequence[str], able: Sequence[str], work: str) -> None:
@@ -19,4 +28,4 @@ def check_peers(names: Sequence[str], able: Sequence[str], work: str) -> None:
         if name not in able:
             raise MtkitError(f"{name} does not {work}; --beside takes {', '.join(able)} here")
         if find_spec(PACKAGES[name]) is None:
-            raise MtkitError(f"--beside {name} needs the package {PACKAGES[name]}: pip install {PACKAGES[name]}")
+            raise MtkitError(f"--beside {name} needs the package {PACKAGES[name]}: {INSTALL[name]}")

@@ -1,14 +1,15 @@
 """Decoding with another program's model: mtkit's tokenizers, and batches of similar lengths."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mtkit.benchmark.decoding import Decoded
 from mtkit.decoding.lines.source import TrainedOn
 from mtkit.decoding.translate import padded
+from mtkit.errors import MtkitError
 from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
@@ -54,3 +55,31 @@ class PeerDecoder(ABC):
                 pieces = row[: row.index(EOS)] if EOS in row else row
                 decoded[line] = Decoded(self._tokenizers.target.decode(pieces), len(pieces) + 1)
         return [decoded[line] for line in range(len(lines))]
+
+
+def vocabulary_sizes(model: Network) -> tuple[int, int]:
+    """Return the numbers of source and target pieces."""
+    return len(model.source_embedding.tokens.weight), len(model.target_embedding.tokens.weight)
+
+
+def renamed(model: Network, names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the model's weights and `output_weight`, with the parts `names` of their names replaced in turn."""
+    weights = {**model.state_dict(), "output_weight": model.output_weight.detach()}
+    weights.pop("output.weight", None)  # the same
+    for old, new in names.items():
+        weights = {name.replace(old, new): weight for name, weight in weights.items()}
+    return weights
+
+
+def load(program: str, built: nn.Module, weights: Mapping[str, Tensor], constant: tuple[str, ...]) -> None:
+    """Load the weights into another program's model; names that end in `constant` keep their values.
+
+    mtkit's epsilon of layer norms replaces the program's. Raises: MtkitError if the model has other weights.
+    """
+    missing, unknown = built.load_state_dict(weights, strict=False)
+    missing = [name for name in missing if not name.endswith(constant)]
+    if missing or unknown:
+        raise MtkitError(f"--beside {program}: its model has other weights ({', '.join([*missing, *unknown])})")
+    for module in built.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = nn.LayerNorm(1).eps

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from joeynmt.model import build_model
 from joeynmt.search import beam_search, greedy
 from torch import Tensor, nn
 
-from mtkit.benchmark.peers.decoding import PeerDecoder
+from mtkit.benchmark.peers.decoding import PeerDecoder, load, renamed, vocabulary_sizes
 from mtkit.benchmark.peers.training import PeerTrainer
 from mtkit.data.batches import Batch
 from mtkit.data.prepared import Prepared
@@ -21,18 +20,25 @@ from mtkit.recipe import DecodingSettings, Recipe
 from mtkit.runs import Run
 from mtkit.text.tokenizer import BOS, EOS, PAD, UNK
 
-LAYERS = {
-    "attention.": "src_src_att.",
+NAMES = {
+    "source_embedding.tokens": "src_embed.lut",
+    "target_embedding.tokens": "trg_embed.lut",
+    "coder.": "coder.layers.",
+    "coder_norm.": "coder.layer_norm.",
+    "self_residual.norm": "x_layer_norm",
+    "cross_residual.norm": "dec_layer_norm",
+    "feed_forward_residual.norm": "feed_forward.layer_norm",
     "attention_residual.norm": "layer_norm",
     "self_attention.": "trg_trg_att.",
-    "self_residual.norm": "x_layer_norm",
     "cross_attention.": "src_trg_att.",
-    "cross_residual.norm": "dec_layer_norm",
+    ".attention.": ".src_src_att.",
+    "out_proj.": "output_layer.",
+    "_proj.": "_layer.",
     "feed_forward.inner": "feed_forward.pwff_layer.0",
     "feed_forward.outer": "feed_forward.pwff_layer.3",
-    "feed_forward_residual.norm": "feed_forward.layer_norm",
+    "output_weight": "decoder.output_layer.weight",
 }
-"""The parts of a layer and JoeyNMT's names for them."""
+"""Parts of the names of weights and JoeyNMT's names for them, replaced in this order."""
 
 
 class JoeyTrainer(PeerTrainer):
@@ -140,30 +146,6 @@ def convert(recipe: Recipe, model: Network) -> Any:
     """Return the model as one of JoeyNMT, in evaluation mode. Raises: MtkitError if JoeyNMT has no such model."""
     if model.output_bias is not None:
         raise MtkitError("--beside joeynmt takes models without a bias of the output; leave it out")
-    ours = model.state_dict()
-    source, target = (ours[f"{side}_embedding.tokens.weight"] for side in ("source", "target"))
-    built = untrained(recipe, len(source), len(target))
-    theirs = {"src_embed.lut.weight": source, "trg_embed.lut.weight": target}
-    theirs["decoder.output_layer.weight"] = model.output_weight.detach()
-    for name, weight in ours.items():
-        stack, number, *part = name.split(".", 2)
-        if number.isdigit():
-            theirs[f"{stack}.layers.{number}.{_renamed(part[0])}"] = weight
-        elif stack.endswith("_norm"):
-            theirs[f"{stack.removesuffix('_norm')}.layer_norm.{number}"] = weight
-    missing, unknown = built.load_state_dict(theirs, strict=False)
-    if unknown or any(not name.endswith("pe.pe") for name in missing):
-        raise MtkitError(f"--beside joeynmt: its model has other weights ({', '.join([*missing, *unknown])})")
-    for part in built.modules():
-        if isinstance(part, nn.LayerNorm):
-            part.eps = torch.nn.LayerNorm(1).eps  # mtkit's
+    built = untrained(recipe, *vocabulary_sizes(model))
+    load("joeynmt", built, renamed(model, NAMES), ("pe.pe",))
     return built.eval()
-
-
-def _renamed(part: str) -> str:
-    """A layer's weight by JoeyNMT's name."""
-    for ours, theirs in LAYERS.items():
-        if part.startswith(ours):
-            name = theirs + part.removeprefix(ours)
-            return name.replace("_proj.", "_layer.").replace("out_layer.", "output_layer.")
-    return part
