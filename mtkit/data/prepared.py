@@ -25,6 +25,7 @@ from typing_extensions import TypedDict
 
 from mtkit.data.columns import AGAIN, Column, Mapped, MappedFile, Texts, Tokens
 from mtkit.errors import DataError
+from mtkit.recipe import Recipe
 from mtkit.recipe.data import DataSettings
 from mtkit.storage.files import check_regular
 from mtkit.storage.records import Count, explain, read_stored, stored
@@ -180,6 +181,14 @@ class Side:
         return int((np.maximum(self.source.lengths, self.target.lengths) >= max_length).sum())
 
 
+class ModelSizes(TypedDict):
+    """Pieces of the vocabularies, and the number of directions."""
+
+    source_vocabulary: int
+    target_vocabulary: int
+    tasks: int
+
+
 @dataclass
 class Prepared:
     """An opened prepared folder; its text and tokens are read when they are used."""
@@ -209,6 +218,16 @@ class Prepared:
         if {"source": tokenizers.source.size, "target": tokenizers.target.size} != self.record["vocabulary"]:
             raise DataError(f"the tokenizer in {self.folder} is not the one that encoded its pieces; {AGAIN}")
         return tokenizers
+
+    @property
+    def model_sizes(self) -> ModelSizes:
+        """The arguments of `mtkit.model.build.build_model` that follow from the data."""
+        source, target = self.tokenizers.source.size, self.tokenizers.target.size
+        return {"source_vocabulary": source, "target_vocabulary": target, "tasks": len(self.directions)}
+
+    def applied_to(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with this data's settings instead of its own, and the data's default of `model.tie`."""
+        return recipe.model_copy(update={"data": self.settings}).tied(joint=self.tokenizers.joint)
 
     @property
     def fingerprint(self) -> str:

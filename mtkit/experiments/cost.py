@@ -53,12 +53,7 @@ def state_bytes(model: Network, tokens: int, source: int | None = None) -> int |
 
 def parameters_of(recipe: Recipe, prepared: Prepared) -> int:
     """Return the number of parameters in the recipe's model. Raises: RecipeError and MtkitError like `build_model`."""
-    model = build_model(
-        recipe.model_copy(update={"data": prepared.settings}).tied(joint=prepared.tokenizers.joint),
-        source_vocabulary=prepared.tokenizers.source.size,
-        target_vocabulary=prepared.tokenizers.target.size,
-        tasks=len(prepared.directions),
-    )
+    model = build_model(prepared.applied_to(recipe), **prepared.model_sizes)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

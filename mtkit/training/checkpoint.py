@@ -259,9 +259,8 @@ def verified_tensors(path: Path, name: str) -> dict[str, Tensor]:
     file = path / f"{name}.safetensors"
     read_state(path)
     check_sum(file, _remedy(path))
-    if not file.is_file() and not any(
-        other.suffix in PICKLES for other in path.iterdir()
-    ):  # pickles have their own error
+    has_pickles = any(other.suffix in PICKLES for other in path.iterdir())
+    if not file.is_file() and not has_pickles:  # `read_tensors` has an error for pickles
         raise RunError(f"{file} is missing; {_remedy(path)}")
     # copied from the mapped file, which may be removed during training
     return {key: value.clone() for key, value in read_tensors(file).items()}

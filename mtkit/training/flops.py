@@ -19,7 +19,8 @@ from mtkit.model.adaptation import train_in_part
 from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
-from mtkit.training.data_loader import DataLoader, DeviceBatch
+from mtkit.training.data_loader import DataLoader
+from mtkit.training.device_batch import DeviceBatch
 from mtkit.training.objective import Objective
 from mtkit.training.world import World
 
@@ -120,13 +121,8 @@ def flops_per_token(recipe: Recipe, prepared: Prepared) -> float:
 
     Raises: RecipeError and MtkitError if the model cannot be built; DataError without training pairs.
     """
-    recipe = recipe.model_copy(update={"data": prepared.settings, "seed": SEED}).tied(joint=prepared.tokenizers.joint)
-    model = build_model(
-        recipe,
-        source_vocabulary=prepared.tokenizers.source.size,
-        target_vocabulary=prepared.tokenizers.target.size,
-        tasks=len(prepared.directions),
-    )
+    recipe = prepared.applied_to(recipe).model_copy(update={"seed": SEED})
+    model = build_model(recipe, **prepared.model_sizes)
     train_in_part(model, recipe.training, recipe.seed)
     longest, cpu = min(model.longest_source, model.longest_target), torch.device("cpu")
     loader, objective = DataLoader(recipe, prepared, longest, World("cpu")), Objective(recipe.training, cpu)

@@ -69,8 +69,7 @@ def train(
     a limit is reached before the first update; DataError without training pairs; RecipeError and MtkitError if the
     model cannot be built or the device does not exist.
     """
-    # the prepared data's settings hold, not those of the recipe
-    recipe = recipe.model_copy(update={"data": prepared.settings}).tied(joint=prepared.tokenizers.joint).for_task()
+    recipe = prepared.applied_to(recipe).for_task()
     deterministic = recipe.training.deterministic
     with (
         fixed_workspaces(deterministic),
@@ -80,13 +79,7 @@ def train(
     ):
         say = heard_or_not(say) if world.first else lambda line: None
         say(describe_attention(recipe))
-        tokenizers = prepared.tokenizers
-        model = build_model(
-            recipe,
-            source_vocabulary=tokenizers.source.size,
-            target_vocabulary=tokenizers.target.size,
-            tasks=len(prepared.directions),
-        )
+        model = build_model(recipe, **prepared.model_sizes)
         init_from = initial_run(recipe.training.init_from, folder) if init_from is None else init_from
         embedded: list[InitialEmbeddings] = []
         if not can_resume(folder):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mtkit.model.network import Network, Output
 from mtkit.recipe import TrainingSettings
-from mtkit.training.data_loader import DeviceBatch
+from mtkit.training.device_batch import DeviceBatch
 from mtkit.training.loss import r_drop_loss, token_loss
 
 LOSS, NLL, EXTRA, REWARD, SEGMENTS, DIVERGENCE = range(6)
@@ -20,7 +20,7 @@ attentions' losses. If attentions sample: the sum of the rewards, and the number
 class Objective:
     """The scalar that an update minimises, as a sum over target tokens.
 
-    With R-Drop, `load` gives the model each batch twice, and everything is the mean of the two passes.
+    With R-Drop, the model gets each batch twice, and everything is the mean of the two passes.
     """
 
     def __init__(self, settings: TrainingSettings, device: torch.device) -> None:

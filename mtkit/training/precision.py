@@ -226,17 +226,13 @@ class Precision:
 
 
 def update_precisions(setting: str, device: torch.device) -> list[Precision]:
-    """The candidates for computing updates with `training.precision` on this device; the fastest is measured."""
-    candidates = [Precision(name, device) for name in (precisions(device) if setting == "auto" else (setting,))]
+    """The candidates for computing updates with `training.precision` on this device; the fastest is to be measured."""
+    candidates = [Precision(setting, device)]
+    if setting == "auto" and device.type == "cpu" and candidates[0].name != "float32":
+        candidates.insert(0, Precision("float32", device))
     if device.type == "cuda" and has_triton():
         candidates.append(Precision(setting, device, kernels=True))
     return candidates
-
-
-def precisions(device: torch.device) -> tuple[str, ...]:
-    """The candidates for `auto` on this device; the faster of two is measured."""
-    best = best_precision(device)
-    return ("float32", best) if device.type == "cpu" and best != "float32" else (best,)
 
 
 def best_precision(device: torch.device) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mtkit.model.network import Network
-from mtkit.training.data_loader import DeviceBatches
+from mtkit.training.device_batch import DeviceBatches
 from mtkit.training.gradient_reduction import GradientReduction
 from mtkit.training.objective import Objective
 from mtkit.training.optimizer import Optimizer, clip_gradients, take_step

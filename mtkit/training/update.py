@@ -19,7 +19,8 @@ from mtkit.model.build import SMALLER
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.storage.weights import load_weights
-from mtkit.training.data_loader import DeviceBatch, DeviceBatches, UpdateBatches
+from mtkit.training.data_loader import UpdateBatches
+from mtkit.training.device_batch import DeviceBatch, DeviceBatches
 from mtkit.training.gradient_reduction import FlatReduction, ShardedModel, build_reduction, gather_full, shard_like
 from mtkit.training.metrics import Say
 from mtkit.training.objective import NLL, REWARD, SEGMENTS, Baseline, Objective

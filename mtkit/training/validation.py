@@ -32,7 +32,7 @@ from mtkit.runs import Run
 from mtkit.storage.files import json_text
 from mtkit.terminal import shortened
 from mtkit.text.languages import installed_tokenizer, languages_of
-from mtkit.training.data_loader import DeviceBatch
+from mtkit.training.device_batch import DeviceBatch
 from mtkit.training.loss import token_loss
 from mtkit.training.metrics import Say
 from mtkit.training.precision import Precision
@@ -115,11 +115,11 @@ def validate(
     folder: Path,
     precision: Precision,
     interruption: Interruption,
-    world: World | None = None,
+    world: World,
 ) -> Validation | None:
     """Loss and BLEU of the model's current weights; restores its mode. None if interrupted.
 
-    `folder` is the run's: as in `translate`, the lengths of its training pairs limit translations. The processes of a
+    `folder` is the run's: as in `translate`, the lengths of its training pairs limit translations. The processes of
     `world`, which all have these weights, share the work; only the first one returns a result, the others None.
     """
 
@@ -145,7 +145,7 @@ def validate(
     finally:
         model.train(was_training)
     # also after a signal, so that all processes know of it
-    shares = [translations] if world is None else world.gather(translations)
+    shares = world.gather(translations)
     done = [] if shares is None else [share for share in shares if share is not None]
     if shares is None or len(done) < len(shares):
         return None
@@ -227,12 +227,10 @@ def _scores(hypotheses: Sequence[str], side: HeldOut, recipe: Recipe) -> list[Sc
 
 
 @torch.no_grad()
-def validation_loss(
-    model: Network, recipe: Recipe, prepared: Prepared, precision: Precision, world: World | None = None
-) -> float:
+def validation_loss(model: Network, recipe: Recipe, prepared: Prepared, precision: Precision, world: World) -> float:
     """Unsmoothed negative log-likelihood per target token of the validation side, without segments that are too long.
 
-    The processes of a `world` compute a part of the batches each, and all return the result.
+    The processes of `world` compute a part of the batches each, and all return the result.
     """
     side, device = prepared.valid, precision.device
     longest = min(model.longest_source, model.longest_target)
@@ -247,21 +245,17 @@ def validation_loss(
 
     total, tokens = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device), 0
     batches = plan(side, batch_tokens=recipe.training.batch_tokens, max_length=longest, seed=0, epoch=0)
-    for number in range(len(batches)) if world is None else world.share(len(batches)):
+    for number in world.share(len(batches)):
         for nll, count in halving.run(loss_of, batches[number].tolist()):
             total += nll
             tokens += count
-    if world is not None:
-        sums = torch.tensor([float(total), float(tokens)], dtype=torch.float64)
-        world.sum(sums)
-        return float(sums[0] / sums[1])
-    return float(total) / tokens
+    sums = torch.tensor([float(total), float(tokens)], dtype=torch.float64)
+    world.sum(sums)
+    return float(sums[0] / sums[1])
 
 
-def _share(side: HeldOut, recipe: Recipe, world: World | None) -> list[int]:
+def _share(side: HeldOut, recipe: Recipe, world: World) -> list[int]:
     """The rows of a side that this process translates; a document that is translated as one stays in one process."""
-    if world is None:
-        return list(range(len(side.sources)))
     documents = side.lines(recipe.decoding).documents
     if documents is None:
         return list(world.share(len(side.sources)))

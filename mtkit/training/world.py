@@ -116,9 +116,8 @@ class World:
             if local >= torch.cuda.device_count():
                 raise RunError(f"process {local} has no GPU: this machine has {torch.cuda.device_count()}")
             device = f"cuda:{local}"
-            torch.cuda.set_device(
-                torch.device(device)
-            )  # before any allocation, which would otherwise be on the first GPU
+            # before any allocation, which would otherwise be on the first GPU
+            torch.cuda.set_device(torch.device(device))
         self.device = find_device(device)
         self._closed: WeakSet[Closed] = WeakSet()
 

@@ -16,7 +16,8 @@ from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, make_recipe, merged
 from mtkit.training import flops
-from mtkit.training.data_loader import DataLoader, DeviceBatch
+from mtkit.training.data_loader import DataLoader
+from mtkit.training.device_batch import DeviceBatch
 from mtkit.training.flops import FORMULAS, flops_of, without_onednn
 from mtkit.training.world import World
 

@@ -11,7 +11,8 @@ from mtkit.data.columns import Tokens
 from mtkit.data.prepared import Prepared
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DocumentSettings
-from mtkit.training.data_loader import DataLoader, DeviceBatch, UpdateBatches
+from mtkit.training.data_loader import DataLoader, UpdateBatches
+from mtkit.training.device_batch import DeviceBatch
 from mtkit.training.world import World
 from tests.training.conftest import tiny
 

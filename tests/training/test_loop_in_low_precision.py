@@ -76,7 +76,9 @@ def test_the_validation_loss_of_a_run_is_the_loss_of_its_checkpoint(prepared: Pr
     for update, loss in reported.items():
         model = build_model(recipe, source_vocabulary=size, target_vocabulary=size).eval()
         model.load_state_dict(verified_tensors(tmp_path / "checkpoints" / f"update-{update:08}", "model"))
-        assert validation_loss(model, recipe, prepared, Precision("bfloat16", CPU)) == pytest.approx(loss, rel=1e-6)
+        assert validation_loss(model, recipe, prepared, Precision("bfloat16", CPU), World("cpu")) == pytest.approx(
+            loss, rel=1e-6
+        )
 
 
 def test_a_split_model_in_bfloat16_learns_as_one_process(prepared: Prepared, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
 from mtkit.recipe import TrainingSettings
-from mtkit.training.data_loader import DeviceBatch
+from mtkit.training.device_batch import DeviceBatch
 from mtkit.training.loss import token_loss
 from mtkit.training.objective import Objective
 from mtkit.training.precision import Precision

@@ -13,7 +13,8 @@ from mtkit.errors import RecipeError
 from mtkit.model.build import build_model
 from mtkit.runs import Run
 from mtkit.training.checkpoint import verified_tensors
-from mtkit.training.data_loader import DataLoader, DeviceBatch
+from mtkit.training.data_loader import DataLoader
+from mtkit.training.device_batch import DeviceBatch
 from mtkit.training.loop import train
 from mtkit.training.loss import r_drop_loss, token_loss
 from mtkit.training.metrics import read_metrics
@@ -216,8 +217,10 @@ def test_a_run_tells_the_divergence_validates_without_it_and_resumes_bit_for_bit
     validations = [row for row in read_metrics(whole / "metrics.jsonl") if row["kind"] == "validation"]
     assert validations
     assert not any("r_drop" in row for row in validations)
-    model, precision = Run(whole).load_model(), Precision("float32", CPU)
-    with_it, without = (validation_loss(model, recipe, prepared, precision) for recipe in (Run(whole).recipe, tiny()))
+    model, precision, world = Run(whole).load_model(), Precision("float32", CPU), World("cpu")
+    with_it, without = (
+        validation_loss(model, recipe, prepared, precision, world) for recipe in (Run(whole).recipe, tiny())
+    )
     assert with_it == without == pytest.approx(validations[-1]["nll"], rel=1e-5)
 
 

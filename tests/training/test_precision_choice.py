@@ -18,7 +18,7 @@ from mtkit.training import precision_choice, update
 from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.data_loader import DataLoader
 from mtkit.training.loop import train
-from mtkit.training.precision import Precision, precisions
+from mtkit.training.precision import Precision, update_precisions
 from mtkit.training.precision_choice import LIMIT, measure_precisions
 from mtkit.training.update import Updater
 from mtkit.training.world import World
@@ -201,7 +201,7 @@ def test_without_units_nothing_is_measured(
 ) -> None:
     for probe in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, probe, lambda: False)
-    assert precisions(CPU) == ("float32",)
+    assert [str(precision) for precision in update_precisions("auto", CPU)] == ["float32"]
     recipe = tiny(training={"max_updates": 2, "precision": "auto"})
     train(recipe, prepared, tmp_path / "run", command=["mtkit"], device="cpu")
     assert not clock.calls

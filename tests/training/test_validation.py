@@ -23,6 +23,7 @@ from mtkit.training.checkpoint import Progress, read_state
 from mtkit.training.metrics import Metrics, read_metrics
 from mtkit.training.precision import Precision
 from mtkit.training.update import Updater
+from mtkit.training.world import World
 from tests.training.conftest import run, tiny
 
 CPU = torch.device("cpu")
@@ -160,7 +161,7 @@ def test_the_loss_of_batches_that_memory_does_not_hold_is_summed_over_their_halv
     size = prepared.tokenizers.target.size
     model = build_model(tiny(), source_vocabulary=size, target_vocabulary=size).eval()
     precision = Precision("float32", CPU)
-    whole = validation.validation_loss(model, tiny(), prepared, precision)
+    whole = validation.validation_loss(model, tiny(), prepared, precision, World("cpu"))
     forward, sizes = Transformer.forward, list[int]()
 
     def short(self: Transformer, source: Tensor, *arguments: Any, **options: Any) -> Any:
@@ -170,7 +171,7 @@ def test_the_loss_of_batches_that_memory_does_not_hold_is_summed_over_their_halv
         return forward(self, source, *arguments, **options)
 
     monkeypatch.setattr(Transformer, "forward", short)
-    assert validation.validation_loss(model, tiny(), prepared, precision) == pytest.approx(whole)
+    assert validation.validation_loss(model, tiny(), prepared, precision, World("cpu")) == pytest.approx(whole)
     assert max(sizes) > 2
 
 
