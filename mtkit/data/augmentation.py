@@ -88,7 +88,7 @@ def with_typos(text: str, draw: Random) -> str:
 def _replaced(tokens: Tokens, rows: np.ndarray, others: dict[int, list[int]]) -> Tokens:
     """The rows of the tokens, with other pieces at some places of `rows`."""
     selected = tokens.take(rows)
-    starts, lengths = np.cumsum(selected.lengths, dtype=np.int64) - selected.lengths, selected.lengths.copy()
+    starts, lengths = selected.starts, selected.lengths.copy()
     places = np.array(list(others), dtype=np.int64)
     sizes = np.array([len(pieces) for pieces in others.values()], dtype=np.int64)
     starts[places], lengths[places] = len(selected.flat) + np.cumsum(sizes) - sizes, sizes

@@ -57,11 +57,8 @@ def _hash(text: str) -> np.uint64:
 
 def _row_sums(side: Ragged) -> np.ndarray:
     """Return (rows,) uint64, modulo 2^64."""
-    ends = np.cumsum(side.lengths, dtype=np.int64)
-    places = np.arange(len(side.flat)) - np.repeat(ends - side.lengths, side.lengths)
-    pieces = mix(mix(side.flat.astype(np.uint64)) + places.astype(np.uint64))
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(pieces, dtype=np.uint64)])
-    return sums[ends] - sums[ends - side.lengths]
+    places = np.arange(len(side.flat)) - np.repeat(side.starts, side.lengths)
+    return side.sums(mix(mix(side.flat.astype(np.uint64)) + places.astype(np.uint64)))
 
 
 def _repeated(hashes: np.ndarray) -> np.ndarray:

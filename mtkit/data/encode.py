@@ -22,8 +22,8 @@ import numpy as np
 from mtkit.data.chunks import Chunk
 from mtkit.data.cleaning import pair_hashes
 from mtkit.errors import DataError
-from mtkit.text.corpora import first_suspicious
 from mtkit.text.languages import languages_of
+from mtkit.text.misaligned import first_suspicious
 from mtkit.text.segments import Ragged
 from mtkit.text.sentences import sentences
 from mtkit.text.tokenizer import Tokenizer, Tokenizers
@@ -210,6 +210,4 @@ def _words(side: Ragged, tokenizer: Tokenizer) -> np.ndarray:
     """Count the words of each row: pieces that begin with a space, and bytes that spell one."""
     begins = tokenizer.begins_word[side.flat]
     begins[tokenizer.space_bytes(side.flat)] = True
-    sums = np.concatenate([np.zeros(1, np.int32), np.cumsum(begins, dtype=np.int32)])
-    ends = np.cumsum(side.lengths, dtype=np.int64)
-    return sums[ends] - sums[ends - side.lengths]
+    return side.sums(begins.astype(np.int32))

@@ -109,11 +109,10 @@ class Resegmentation:
         rest = tokens.take(rows)
         drawn = sampler.rows(rest, keys)
         fits = drawn.lengths < self._longest
-        starts = [np.cumsum(part.lengths, dtype=np.int64) - part.lengths for part in (drawn, rest)]
         return Tokens(
             # at least one element: padding is gathered from some place
             np.concatenate([drawn.flat, rest.flat, np.zeros(1, dtype=np.int32)]),
-            np.where(fits, starts[0], len(drawn.flat) + starts[1]),
+            np.where(fits, drawn.starts, len(drawn.flat) + rest.starts),
             np.where(fits, drawn.lengths, rest.lengths),
         )
 

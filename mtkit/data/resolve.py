@@ -38,7 +38,7 @@ OPTIONS = {
 }
 """The options of `mtkit prepare` for these tokenizer settings."""
 
-Side = Literal["source", "target"]
+SourceOrTarget = Literal["source", "target"]
 
 _SAMPLE = 200
 """Lines of a corpus whose script is examined."""
@@ -169,7 +169,7 @@ def with_languages(settings: DataSettings) -> tuple[DataSettings, list[str]]:
     return settings, [*lines, *_contradictions(settings)]
 
 
-def _guess_language(corpora: Sequence[Corpus], side: Side) -> tuple[str | None, str]:
+def _guess_language(corpora: Sequence[Corpus], side: SourceOrTarget) -> tuple[str | None, str]:
     """Return the language of one side of the training corpora, and its origin."""
     for corpus in corpora:
         if (name := getattr(corpus, side)) is not None and (language := language_in(str(name))):
@@ -209,7 +209,7 @@ def _contradictions(settings: DataSettings) -> Iterator[str]:
             )
 
 
-def _first_lines(corpus: Corpus, side: Side) -> list[str]:
+def _first_lines(corpus: Corpus, side: SourceOrTarget) -> list[str]:
     """Return the first lines of one side of a corpus; none of a data set, which may have to be downloaded first.
 
     Unreadable text gives no lines; `prepare` reports the error later.

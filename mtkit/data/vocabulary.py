@@ -16,7 +16,7 @@ from mtkit.terminal import ProgressBar
 from mtkit.text.characters import Folding
 from mtkit.text.corpora import line_count, name_of, plain_files, read_corpus
 from mtkit.text.text_files import Lines, Span, next_line, open_file
-from mtkit.text.tokenizer import train_tokenizer
+from mtkit.text.tokenizer_training import train_tokenizer
 
 SOURCE, TARGET = 0, 1
 

@@ -33,12 +33,6 @@ _INVISIBLE = re.compile(
 )
 
 
-def each_visible() -> dict[str, str]:
-    """Return the replacement by `visible` of each single character, a space or nothing, except for the joiners."""
-    characters = map(chr, range(0x10000))
-    return {char: visible(char) for char in characters if has_invisible(char) and char not in "\u200c\u200d"}
-
-
 def visible(text: str) -> str:
     """Return the text without control and invisible characters; tabs, line ends and page ends become spaces.
 
@@ -127,8 +121,10 @@ class Folding:
 @cache
 def _add_invisible(content: bytes) -> bytes:
     """Add rules for control and invisible characters to a model."""
-    rules = dict(sentencepiece.SentencePieceNormalizer(model_proto=content).Decompile()) | each_visible()
-    del rules["\0"]  # it would end the key
+    rules = dict(sentencepiece.SentencePieceNormalizer(model_proto=content).Decompile())
+    characters = map(chr, range(1, 0x10000))  # U+0000 would end the key
+    # a joiner is invisible only at some places
+    rules |= {char: visible(char) for char in characters if has_invisible(char) and char not in "\u200c\u200d"}
     sentencepiece.set_min_log_level(2)  # it reports the size of the map
     proto: bytes = sentencepiece.SentencePieceNormalizer(norm_map=list(rules.items())).serialized_model_proto()
     return proto

@@ -73,13 +73,11 @@ class Words:
         begins = np.ones(len(rows.flat), dtype=bool)
         pairs = self._last[rows.flat[:-1]] * self._base + self._first[rows.flat[1:]]
         begins[1:] = ~np.isin(pairs, self._neighbours)
-        starts = np.cumsum(rows.lengths, dtype=np.int64) - rows.lengths
-        begins[starts[rows.lengths > 0]] = True
-        counts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(begins)])
+        begins[rows.starts[rows.lengths > 0]] = True
         bounds = (np.append(np.flatnonzero(begins), len(rows.flat)) * 4).tolist()
         content = rows.flat.tobytes()
         words = [content[begin:end] for begin, end in pairwise(bounds)]
-        return words, counts[starts + rows.lengths] - counts[starts]
+        return words, rows.sums(begins.astype(np.int64))
 
 
 class BpeDropout:

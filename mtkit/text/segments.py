@@ -18,13 +18,23 @@ class Ragged(NamedTuple):
     lengths: np.ndarray
     """(rows,) int32."""
 
+    @property
+    def starts(self) -> np.ndarray:
+        """(rows,) int64: the place of each row's first piece in `flat`."""
+        return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """Return (rows,) the sum of each row's values, of which each piece has one; uint64 modulo 2^64."""
+        before = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values, dtype=values.dtype)])
+        return before[self.starts + self.lengths] - before[self.starts]
+
     def only(self, keep: np.ndarray) -> "Ragged":
         """Return the rows for which `keep`, (rows,) bool, is True."""
         return Ragged(self.flat[np.repeat(keep, self.lengths)], self.lengths[keep])
 
     def prepend(self, marks: np.ndarray) -> "Ragged":
         """Return each row with its mark of `marks`, (rows,), before it."""
-        return self._insert(np.cumsum(self.lengths) - self.lengths, marks)
+        return self._insert(self.starts, marks)
 
     def append(self, mark: int) -> "Ragged":
         """Return each row with the same mark after it."""

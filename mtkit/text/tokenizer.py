@@ -1,8 +1,6 @@
 """The tokenizer: a sentencepiece model, trained on the training text, that encodes and decodes lines."""
 
-import io
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +11,8 @@ import numpy as np
 import sentencepiece
 
 from mtkit.errors import DataError
-from mtkit.recipe.data import TokenizerSettings
-from mtkit.storage.files import writing
 from mtkit.text.characters import Folding, has_invisible
-from mtkit.text.model_file import ModelFile, keeps_text
+from mtkit.text.model_file import keeps_text
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 """The ids of padding, unknown, beginning and end in every model."""
@@ -30,31 +26,13 @@ SPECIALS = ("< pad>", "< unk>", "< s>", "< /s>", "< break>")
 TAGS = ("< 2{}>", ">>{}<<")
 """The text of a target language's tag: mtkit's, with a space like the specials, and OPUS-MT's."""
 
-_UNUSED = "< unused{}>"
-"""The text of a piece that only makes the vocabulary size a multiple of 8."""
-
-_MULTIPLE = 8
-"""Vocabulary sizes are multiples of it, so that products over the vocabulary run at full speed on tensor cores."""
-
-_THREADS = 4
-"""Threads of training. Unigram training sums expected counts per thread, so their number can change the model."""
-
-_COVERAGE = 0.9999
-"""Share of the text's characters that have their own piece; the rarest are written as bytes."""
-
-_BYTES = 256
+BYTES = 256
 """Values of a byte; a vocabulary with a piece for each has no unknown text."""
 
 _SPACE = "\u2581"
 """sentencepiece's mark of a space."""
 
 _SPACE_BYTES = _SPACE.encode()
-
-_LONGEST_PIECE = 7_999
-"""Bytes; sentencepiece loads no model with a longer piece."""
-
-_LONGEST_LINE = 1 << 24
-"""Bytes; training ignores longer lines (sentencepiece's default, 4,192, would ignore most documents)."""
 
 
 class Tokenizer:
@@ -98,7 +76,7 @@ class Tokenizer:
     @cached_property
     def _spells_all(self) -> bool:
         """Whether a text's joined pieces are the text except for its spaces and U+2581: nothing is rewritten."""
-        return bool(self.is_byte.sum() == _BYTES) and keeps_text(self._processor.serialized_model_proto())
+        return bool(self.is_byte.sum() == BYTES) and keeps_text(self._processor.serialized_model_proto())
 
     @classmethod
     def load(cls, path: Path, folding: Folding | None = None) -> "Tokenizer":
@@ -138,7 +116,7 @@ class Tokenizer:
         """Return the pieces of each line, with that many threads (-1: one per processor core)."""
         folded = list(lines) if self._folding is None else self._folding.lines(lines)
         encoded: list[list[int]] = self._processor.encode(folded, num_threads=threads)
-        if self.is_byte.sum() == _BYTES:  # characters without a piece are bytes
+        if self.is_byte.sum() == BYTES:  # characters without a piece are bytes
             return list(encoded)
         return [self._resolve_unknown(pieces, line) for pieces, line in zip(encoded, folded, strict=True)]
 
@@ -229,143 +207,3 @@ class Tokenizers:
             joint = Tokenizer.load(folder / "joint.model")
             return cls(joint if folding is None else Tokenizer(joint.processor, folding), joint)
         return cls(Tokenizer.load(folder / "source.model", folding), Tokenizer.load(folder / "target.model"))
-
-
-def train_tokenizer(
-    path: Path, lines: Iterable[str], settings: TokenizerSettings, languages: Sequence[str] = ()
-) -> Tokenizer:
-    """Train a sentencepiece model on `lines`, which may be iterated several times, and write it to `path`.
-
-    It has a tag for each target language of `languages`, in their order. The vocabulary size of the settings is rounded
-    down to a multiple of 8, or to the largest one that the text supports. A model of words has the most frequent ones;
-    if it has all words of the text, its size is rounded up with unused pieces. The same lines and settings give the
-    same file, on any number of processors.
-
-    Raises: DataError if the vocabulary is too small for the text's characters, or the text for any vocabulary.
-    """
-    size = max(settings.vocabulary, _MULTIPLE) // _MULTIPLE * _MULTIPLE
-    control = [SPECIALS[BREAK], *(TAGS[0].format(language) for language in languages)]
-    if settings.kind == "words":
-        _check_room(settings, 4 + len(control))
-    model, supported = _attempt(lines, settings, size, control)
-    lowered = supported is not None
-    if supported is not None and settings.kind == "words":  # a lower size would leave words out
-        control += [_UNUSED.format(number) for number in range(-supported % _MULTIPLE)]
-        size = -(-supported // _MULTIPLE) * _MULTIPLE
-        model, supported = _attempt(lines, settings, size, control)
-    while supported is not None:
-        size = min(supported, size - 1) // _MULTIPLE * _MULTIPLE
-        model, supported = _attempt(lines, settings, size, control)
-    if lowered and settings.kind == "bpe":
-        model, _ = _attempt(lines, settings, min(size, _reached(model, lines)), control)
-    with writing(path) as temporary:
-        temporary.write_bytes(model)
-    return Tokenizer.load(path)
-
-
-def _check_room(settings: TokenizerSettings, specials: int) -> None:
-    """Raises: DataError if a vocabulary of words has no room for a word."""
-    needed = specials + _BYTES * settings.byte_fallback
-    if settings.vocabulary // _MULTIPLE * _MULTIPLE <= needed:
-        bytes_ = f", {_BYTES} of them for bytes (data.tokenizer.byte_fallback: false saves these)"
-        raise DataError(
-            f"data.tokenizer.vocabulary = {settings.vocabulary} is too small for words: there are {needed} special "
-            f"pieces{bytes_ * settings.byte_fallback}; choose {(needed // _MULTIPLE + 1) * _MULTIPLE} or more "
-            "(--vocabulary)"
-        )
-
-
-def _check_words(model: bytes) -> None:
-    """Raises: DataError if a word of the model is too long for sentencepiece to load it."""
-    longest = max((piece.text for piece in ModelFile.read(model).pieces), key=lambda text: len(text.encode()))
-    if (size := len(longest.encode())) > _LONGEST_PIECE:
-        raise DataError(
-            f"no words vocabulary can be made from the training text: it has a word of {size:,} bytes, "
-            f"{longest[1:21]!r}...; choose bpe (--tokenizer bpe), or break it up"
-        )
-
-
-def _reached(model: bytes, lines: Iterable[str]) -> int:
-    """Return the vocabulary size without the merges after the last one that `lines` use.
-
-    Ids are in the order of merges, single characters last. A small corpus consists of complete words long before
-    sentencepiece runs out of pairs to merge.
-    """
-    tokenizer = Tokenizer(sentencepiece.SentencePieceProcessor(model_proto=model))
-    characters = sum(len(tokenizer.piece(index)) == 1 for index in range(tokenizer.size))
-    merges = tokenizer.size - characters
-    processor = tokenizer.processor
-    others = sum(processor.is_byte(piece) or processor.is_control(piece) for piece in range(merges))
-    last = max((piece for line in lines for piece in tokenizer.encode(line) if piece < merges), default=0)
-    return -(-(max(last, others) + 1 + characters) // _MULTIPLE) * _MULTIPLE
-
-
-def _attempt(
-    lines: Iterable[str], settings: TokenizerSettings, size: int, control: list[str]
-) -> tuple[bytes, int | None]:
-    """Train a model of `size` pieces, `control` among them; if the text supports fewer, return only their number."""
-    model, failed = io.BytesIO(), list[BaseException]()
-
-    def watched_lines() -> Iterator[str]:
-        try:
-            yield from lines
-        except (Exception, KeyboardInterrupt) as error:  # sentencepiece would raise another error
-            failed.append(error)
-            raise
-
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=watched_lines(),
-            model_writer=model,
-            model_type="word" if settings.kind == "words" else settings.kind,
-            vocab_size=size,
-            normalization_rule_name="identity",
-            byte_fallback=settings.byte_fallback,
-            character_coverage=1.0 if settings.kind == "words" else _COVERAGE,
-            pad_id=PAD,
-            unk_id=UNK,
-            bos_id=BOS,
-            eos_id=EOS,
-            pad_piece=SPECIALS[PAD],
-            unk_piece=SPECIALS[UNK],
-            bos_piece=SPECIALS[BOS],
-            eos_piece=SPECIALS[EOS],
-            control_symbols=control,
-            max_sentence_length=_LONGEST_LINE,
-            num_threads=_THREADS,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        if failed:
-            raise failed[0] from None
-        if high := re.search(r"size too high .*<= (\d+)", str(error)):
-            return b"", int(high[1])
-        raise _training_error(str(error), lines, settings, size) from error
-    if settings.kind == "words":
-        _check_words(model.getvalue())
-    return model.getvalue(), None
-
-
-def _training_error(reason: str, lines: Iterable[str], settings: TokenizerSettings, size: int) -> DataError:
-    """Explain why sentencepiece could not train a model of `size` pieces."""
-    low = re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason)
-    if low and size < settings.vocabulary // _MULTIPLE * _MULTIPLE:  # the size was lowered to what the text supports
-        return DataError(
-            f"the training text is too small for a {settings.kind} vocabulary: it does not support the "
-            f"{low[1]} pieces that its characters need; give more text"
-        )
-    if low:
-        least = -(-int(low[1]) // _MULTIPLE) * _MULTIPLE
-        return DataError(
-            f"data.tokenizer.vocabulary = {settings.vocabulary} is too small for this text: its characters need "
-            f"{low[1]} pieces; choose {least} or more (--vocabulary)"
-        )
-    if "isfinite" in reason:
-        longest = max((word for line in lines for word in line.split()), key=len)
-        return DataError(
-            f"no {settings.kind} vocabulary can be made from the training text: it has a word of {len(longest):,} "
-            f"letters, {longest[:20]!r}..., too long to be scored; choose bpe (--tokenizer bpe), or break it up"
-        )
-    empty = any(text in reason for text in ("sentences_.empty()", "all_chars_count"))
-    detail = "no usable text" if empty else reason.rsplit("] ", 1)[-1].strip() or reason.strip()
-    return DataError(f"no {settings.kind} vocabulary can be made from the training text: {detail}")

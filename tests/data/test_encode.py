@@ -13,7 +13,8 @@ from mtkit.data.chunks import chunks
 from mtkit.data.encode import Encoder, encode_chunk, sampled
 from mtkit.recipe.data import TokenizerSettings
 from mtkit.text.corpora import SegmentPair
-from mtkit.text.tokenizer import Tokenizers, train_tokenizer
+from mtkit.text.tokenizer import Tokenizers
+from mtkit.text.tokenizer_training import train_tokenizer
 
 PAIRS = [SegmentPair(line, f"two dogs {line}", f"zwei Hunde {line}") for line in range(1, 24)]
 

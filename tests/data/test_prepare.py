@@ -14,7 +14,8 @@ from mtkit.data.report import summary
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import Cleaning, Corpus, DataSettings, Grammar, TokenizerSettings
 from mtkit.text.corpora import SegmentPair, read_corpus
-from mtkit.text.tokenizer import Tokenizer, train_tokenizer
+from mtkit.text.tokenizer import Tokenizer
+from mtkit.text.tokenizer_training import train_tokenizer
 from tests.data.conftest import WritePair
 
 SOURCE = b"".join(b"the %d dogs see a house\n" % number for number in range(60))

@@ -13,7 +13,8 @@ from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.recipe.data import TokenizerSettings
-from mtkit.text.tokenizer import Tokenizer, Tokenizers, train_tokenizer
+from mtkit.text.tokenizer import Tokenizer, Tokenizers
+from mtkit.text.tokenizer_training import train_tokenizer
 from tests.decoding.tiny import TinyModel
 
 TEXT = [

@@ -14,7 +14,8 @@ from mtkit.model.initial_embeddings import InitialEmbeddings, load_embeddings
 from mtkit.model.network import Network
 from mtkit.recipe import make_recipe
 from mtkit.recipe.data import TokenizerSettings
-from mtkit.text.tokenizer import BREAK, Tokenizer, Tokenizers, train_tokenizer
+from mtkit.text.tokenizer import BREAK, Tokenizer, Tokenizers
+from mtkit.text.tokenizer_training import train_tokenizer
 
 WIDTH = 8
 _DRAW = Random(1)

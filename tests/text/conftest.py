@@ -3,7 +3,8 @@ from random import Random
 import pytest
 
 from mtkit.recipe.data import TokenizerSettings
-from mtkit.text.tokenizer import Tokenizer, train_tokenizer
+from mtkit.text.tokenizer import Tokenizer
+from mtkit.text.tokenizer_training import train_tokenizer
 
 LINES = ["the cats sat on the mats", "the rats ran", "that cat ran at a rat", "strands and bands and sands"] * 30
 CHINESE = ["我们今天去北京。", "今天天气很好，我们去公园。", "北京的公园很好。", "你们去北京公园吗？"] * 30

@@ -9,7 +9,8 @@ import sentencepiece
 from mtkit.errors import DataError
 from mtkit.recipe.data import TokenizerSettings
 from mtkit.text.characters import Folding
-from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD, UNK, Tokenizer, Tokenizers, train_tokenizer
+from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD, UNK, Tokenizer, Tokenizers
+from mtkit.text.tokenizer_training import train_tokenizer
 
 LINES = ["The old dog sees a red house.", "Der alte Hund sieht ein rotes Haus.", "Wir haben <s> zwei Hunde.", ""] * 20
 

@@ -6,7 +6,8 @@ import pytest
 
 from mtkit.errors import DataError
 from mtkit.recipe.data import TokenizerSettings
-from mtkit.text.tokenizer import BREAK, EOS, UNK, Tokenizer, train_tokenizer
+from mtkit.text.tokenizer import BREAK, EOS, UNK, Tokenizer
+from mtkit.text.tokenizer_training import train_tokenizer
 
 LINES = ["jump twice and [MAX 10 2 ]", "jump <s> \u65e5\u672c and", "walk"] * 3
 WORDS = {word for line in LINES for word in line.split()}

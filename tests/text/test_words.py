@@ -7,7 +7,8 @@ import pytest
 
 from mtkit.recipe.data import TokenizerSettings
 from mtkit.text.characters import Folding
-from mtkit.text.tokenizer import BREAK, EOS, UNK, Tokenizer, train_tokenizer
+from mtkit.text.tokenizer import BREAK, EOS, UNK, Tokenizer
+from mtkit.text.tokenizer_training import train_tokenizer
 from mtkit.text.words import is_unspaced, word_shares, word_starts, words
 
 
