@@ -1,7 +1,7 @@
 """The recipe of an experiment: its settings and the functions that read them."""
 
-from mtkit.recipe.recipe import AttentionSettings as AttentionSettings
-from mtkit.recipe.recipe import ModelSettings as ModelSettings
+from mtkit.recipe.model import AttentionSettings as AttentionSettings
+from mtkit.recipe.model import ModelSettings as ModelSettings
 from mtkit.recipe.recipe import Recipe as Recipe
 from mtkit.recipe.recipe import differences as differences
 from mtkit.recipe.recipe import load_recipe as load_recipe

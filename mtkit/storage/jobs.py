@@ -17,8 +17,8 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Protocol, Self, TypeVar, cast
 
@@ -26,6 +26,7 @@ from pydantic_core import from_json
 
 from mtkit.errors import DataError, MtkitError, cut
 from mtkit.storage.files import UNFINISHED, finish, inside, is_device, json_text, locked, packed, write_json, writing
+from mtkit.storage.journal import Finished, Journal, is_journal
 from mtkit.storage.records import record_bytes
 
 LISTED = 10
@@ -101,9 +102,7 @@ class _FileJob(Job[N]):
 
     resumes = True
 
-    def __init__(
-        self, paths: Sequence[Path], files: Sequence[BinaryIO], journal: "Journal", notes: N, say: Say
-    ) -> None:
+    def __init__(self, paths: Sequence[Path], files: Sequence[BinaryIO], journal: Journal, notes: N, say: Say) -> None:
         super().__init__(files, notes)
         self._paths, self._journal, self._say = paths, journal, say
         self.complete = False
@@ -229,118 +228,14 @@ def _check_unfinished(paths: Sequence[Path], partials: Sequence[Path], record: P
     for partial in partials:
         if partial.exists() and not (partial.is_file() and (record.is_file() or not partial.stat().st_size)):
             raise MtkitError(f"{partial} exists without a record of mtkit in {record.name}; move it away")
-    if record.exists() and not (record.is_file() and (partials[0].exists() or _is_journal(record))):
+    if record.exists() and not (record.is_file() and (partials[0].exists() or is_journal(record))):
         raise MtkitError(f"{record} is not a record of mtkit; move it away")
 
 
-def _remove_if_empty(journal: "Journal", paths: Iterable[Path]) -> None:
+def _remove_if_empty(journal: Journal, paths: Iterable[Path]) -> None:
     if journal.empty:
         for path in paths:
             path.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A finished chunk."""
-
-    sha256: str
-    """The fingerprint of its items."""
-    ends: tuple[int, ...]
-    """The size of each output up to the end of this chunk, in bytes."""
-    notes: list[Any]
-    """The state of the notes on this chunk and all before it."""
-
-
-class Journal(AbstractContextManager["Journal"]):
-    """The journal of a job: JSON Lines, one for all that the job depends on and one for each finished chunk.
-
-    A line is added when its chunk is on the disk, so that the work per chunk does not grow. A kill can leave half of
-    the last line, which is ignored.
-    """
-
-    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
-        """`about` are the JSON values of all that the outputs depend on, except the items.
-
-        Raises: OSError if the file cannot be read and written.
-        """
-        self._file = path.open("a+b")
-        self._head = _json_line({"about": about})
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    @property
-    def empty(self) -> bool:
-        """Whether it contains no chunk."""
-        # the size first: to read again what a full disk did not accept raises the same error
-        return os.fstat(self._file.fileno()).st_size <= len(self._head) or self.problem is not None
-
-    @property
-    def problem(self) -> str | None:
-        """The reason why nothing in it is valid; None if something is, or if it is new."""
-        self._file.seek(0)
-        head = self._file.readline()
-        if head in (self._head, b""):
-            return None
-        return "was made with another model or other settings" if _is_head(head) else "has no record that can be read"
-
-    def finished(
-        self, sizes: Sequence[int], restored: Callable[[Any], object] = lambda notes: None
-    ) -> Iterator[tuple[int, Finished]]:
-        """The finished chunks if the outputs have these sizes in bytes, each with the position of the end of its line.
-
-        They end at the first line that is torn or damaged, has notes for which `restored` raises an error, or exceeds
-        the outputs.
-        """
-        self._file.seek(0)
-        if (line := self._file.readline()) != self._head:
-            return
-        place, begins = len(line), (0,) * len(sizes)
-        while (line := self._file.readline()).endswith(b"\n"):
-            with suppress(ValueError, KeyError, TypeError):
-                content = from_json(line)
-                chunk = Finished(str(content["sha256"]), tuple(map(int, content["ends"])), content["notes"])
-                restored(chunk.notes)
-                limits = zip(begins, chunk.ends, sizes, strict=True)
-                if all(begin <= end <= size for begin, end, size in limits):
-                    place, begins = place + len(line), chunk.ends
-                    yield place, chunk
-                    continue
-            return
-
-    def keep(self, end: int) -> None:
-        """Drop all lines from this position on; 0 starts the journal again."""
-        self._file.truncate(end)
-        if end == 0:
-            self._file.write(self._head)
-        self._sync()
-
-    def add(self, chunk: Finished) -> None:
-        """Record a chunk whose outputs are on the disk."""
-        self._file.write(_json_line(asdict(chunk)))
-        self._sync()
-
-    def _sync(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-
-def _is_journal(path: Path) -> bool:
-    """Whether the file is a journal: empty, or with a readable first line."""
-    with path.open("rb") as file:
-        head = file.readline()
-    return head == b"" or _is_head(head)
-
-
-def _is_head(line: bytes) -> bool:
-    try:
-        return "about" in from_json(line)
-    except (ValueError, TypeError):
-        return False
-
-
-def _json_line(content: Mapping[str, Any]) -> bytes:
-    return (json_text(content) + "\n").encode()
 
 
 @dataclass(frozen=True)

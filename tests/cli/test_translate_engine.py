@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from mtkit.cli.app import app
 from mtkit.decoding.lines import chunks
 from mtkit.errors import MtkitError
-from mtkit.storage.jobs import Finished, Journal
+from mtkit.storage.journal import Finished, Journal
 from tests.decoding.trained import make_run, sentences
 
 pytestmark = pytest.mark.peer
