@@ -117,7 +117,8 @@ def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[s
     for name in progress(names, "translating", len(names)):
         side = held_out(prepared, name)
         together = side.documents is not None and run.recipe.decoding.n_best == 1
-        if _record(run, name).items() >= {**translator.about, "by_documents": together}.items():
+        record = read_object(run.folder / "translations" / f"{name}.json")
+        if record.items() >= {**translator.about, "by_documents": together}.items():
             continue
         found, speed, path = translate_side(translator, side, joined=True, say=say)
         numbers, counts = speed.numbers(), unusual([best for best, *_ in found])
@@ -127,11 +128,6 @@ def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[s
         if counts["cut"]:
             say(f"{name}: {counts['cut']:,} translations reached the maximum length")
     return names
-
-
-def _record(run: Run, side: str) -> dict[str, Any]:
-    """Read the record of a side's translations; empty if there is none, or if it is damaged."""
-    return read_object(run.folder / "translations" / f"{side}.json")
 
 
 def _score(run: Run, names: Sequence[str], promised: Sequence[str], progress: ProgressBar) -> list[SideScores]:

@@ -37,7 +37,7 @@ Show = Callable[[str], object]
 
 
 class Planned(Protocol):
-    """Says which trials are due: `mtkit.experiments.trials.Plan`."""
+    """A plan of trials: `mtkit.experiments.trials.Plan`."""
 
     def due(self, rows: Sequence[Row], begun: Sequence[Row] = ()) -> list[Trial]:
         """Return all trials that can be named, given the rows that exist and the trials that were started."""

@@ -17,22 +17,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock
-from pydantic import AfterValidator, ValidationError
+from pydantic import ValidationError
 from typing_extensions import TypedDict
 
 from mtkit.errors import MtkitError, shown
 from mtkit.experiments.entries import Entry
-from mtkit.experiments.rows import validation_score
+from mtkit.experiments.rows import STORED_ROW, StoredTrial, validation_score
 from mtkit.experiments.study import SearchSettings, Study, StudySettings
 from mtkit.experiments.trials import Trial, slug
 from mtkit.recipe import differences
 from mtkit.storage.files import check_regular, inside, json_text, write_json, write_tensors, write_text, writing
-from mtkit.storage.records import Count, explain, read_stored, read_stored_lines, stored
+from mtkit.storage.records import explain, read_stored, read_stored_lines, stored
 from mtkit.storage.weights import read_tensors
 
 FORMAT = 2
@@ -53,103 +53,6 @@ class _Study(TypedDict):
     base: dict[str, Any]
     entries: list[_Entry]
     settings: dict[str, Any]
-
-
-@stored
-class _Trial(TypedDict):
-    """Content of trials/NAME.json, and the first keys of a row."""
-
-    format: int
-    trial: str
-    entry: str
-    task: str | None
-    seed: int
-    stage: str
-    point: dict[str, Any]
-    recipe: dict[str, Any]
-    data: str
-
-
-TRIAL_KEYS = tuple(_Trial.__annotations__)
-"""Keys of trials/NAME.json."""
-
-
-@stored
-class _Training(TypedDict):
-    updates: Count
-    tokens: Count
-    seconds: float
-    tokens_per_second: float
-    precision: NotRequired[str]
-
-
-@stored
-class _Decoding(TypedDict):
-    tokens_per_second: float
-    segments_per_second: float
-
-
-@stored
-class _Score(TypedDict):
-    value: float
-    signature: str
-
-
-@stored
-class _Valid(TypedDict):
-    nll: NotRequired[float | None]
-    best_by: NotRequired[str]
-
-
-@stored
-class _Point(_Valid):
-    update: Count
-    tokens: Count
-    seconds: float
-
-
-@stored
-class _Measured(_Trial):
-    """Row of a trial that was trained and scored."""
-
-    family: str | None
-    side: str
-    scores: dict[str, dict[str, _Score]]
-    valid: _Valid
-    curve: list[_Point]
-    training: _Training
-    decoding: _Decoding
-    parameters: Count
-    peak_bytes: Count
-    minutes: float
-    hardware: str
-    flops_per_token: NotRequired[float | None]
-    state_bytes: NotRequired[dict[str, int | None]]
-
-
-def _with_its_side(row: _Measured) -> _Measured:
-    if not row["scores"].get(row["side"]):
-        raise ValueError(f"scores has none of the side {shown(row['side'])}")
-    return row
-
-
-@stored
-class _Failed(_Trial):
-    """Row of a trial that failed, with the reason."""
-
-    failed: str
-
-
-@stored
-class _Pruned(_Trial):
-    """Row of a search trial that the pruner stopped: its validations so far."""
-
-    pruned: Literal[True]
-    valid: dict[str, Any]
-    curve: list[dict[str, Any]]
-
-
-_ROW: Any = _Failed | _Pruned | Annotated[_Measured, AfterValidator(_with_its_side)]
 
 
 @contextmanager
@@ -288,7 +191,7 @@ class Folder:
     def trial(self, name: str) -> dict[str, Any]:
         """Read the settings of a trial. Raises: MtkitError if there is none or it is damaged."""
         advice = "delete it, and the same command writes it again"
-        return dict(read_stored(self._trial_path(name), _Trial, advice, version=FORMAT))
+        return dict(read_stored(self._trial_path(name), StoredTrial, advice, version=FORMAT))
 
     def begun(self) -> list[dict[str, Any]]:
         """Read the settings of all trials that were started or are about to be."""
@@ -357,7 +260,7 @@ class Folder:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a results.jsonl. Raises: MtkitError with the line of a damaged row."""
-    return list(read_stored_lines(path, _ROW, "write it again with `mtkit compare`"))
+    return list(read_stored_lines(path, STORED_ROW, "write it again with `mtkit compare`"))
 
 
 def _refuse_same_files(names: Sequence[str]) -> None:
@@ -393,6 +296,6 @@ def _search_changes(previous: SearchSettings | None, now: SearchSettings | None)
 def _read(path: Path) -> dict[str, Any] | None:
     """Read a row; None if it is damaged, so that it is computed again."""
     try:
-        return dict(read_stored(path, _ROW, "it is computed again"))
+        return dict(read_stored(path, STORED_ROW, "it is computed again"))
     except MtkitError:
         return None

@@ -12,8 +12,8 @@ from mtkit.data.prepared import open_prepared
 from mtkit.errors import DataError, MtkitError
 from mtkit.experiments.compare import Children, Show, compare
 from mtkit.experiments.entries import Entry
-from mtkit.experiments.folder import TRIAL_KEYS, Folder, read_rows
-from mtkit.experiments.rows import is_measured
+from mtkit.experiments.folder import Folder, read_rows
+from mtkit.experiments.rows import TRIAL_KEYS, is_measured
 from mtkit.experiments.study import Study, StudySettings, trial_recipe
 from mtkit.experiments.trials import Trial
 from mtkit.recipe import merged

@@ -124,9 +124,7 @@ def _cells(table: Table, lines: Sequence[Line]) -> tuple[list[list[str]], list[i
     cells = [head]
     for line in lines:
         row = [line.entry]
-        if searched:
-            points = line.rows[0]["point"] if line.rows else {}
-            row.append(" ".join(f"{key.rpartition('.')[2]}={value}" for key, value in points.items()))
+        row += [line.chosen] if searched else []
         row += [str(len(line.rows))] if several else []
         for column in table.columns:
             summary = line.values.get(column.key)

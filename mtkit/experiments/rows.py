@@ -1,12 +1,115 @@
 """Rows of a comparison: what a trial measured, and which rows count in the table."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
+from pydantic import AfterValidator
+from typing_extensions import TypedDict
+
+from mtkit.errors import shown
+from mtkit.storage.records import Count, stored
 from mtkit.training.progress import LOWER_IS_BETTER
 
 Row = Mapping[str, Any]
-"""Result of a trial, as its process writes it: `mtkit.experiments.folder`."""
+"""Result of a trial, as its process writes it: `STORED_ROW`."""
+
+
+@stored
+class StoredTrial(TypedDict):
+    """Content of trials/NAME.json, and the first keys of a row."""
+
+    format: int
+    trial: str
+    entry: str
+    task: str | None
+    seed: int
+    stage: str
+    point: dict[str, Any]
+    recipe: dict[str, Any]
+    data: str
+
+
+TRIAL_KEYS = tuple(StoredTrial.__annotations__)
+"""Keys of trials/NAME.json."""
+
+
+@stored
+class _Training(TypedDict):
+    updates: Count
+    tokens: Count
+    seconds: float
+    tokens_per_second: float
+    precision: NotRequired[str]
+
+
+@stored
+class _Decoding(TypedDict):
+    tokens_per_second: float
+    segments_per_second: float
+
+
+@stored
+class _Score(TypedDict):
+    value: float
+    signature: str
+
+
+@stored
+class _Valid(TypedDict):
+    nll: NotRequired[float | None]
+    best_by: NotRequired[str]
+
+
+@stored
+class _Point(_Valid):
+    update: Count
+    tokens: Count
+    seconds: float
+
+
+@stored
+class _Measured(StoredTrial):
+    """Row of a trial that was trained and scored."""
+
+    family: str | None
+    side: str
+    scores: dict[str, dict[str, _Score]]
+    valid: _Valid
+    curve: list[_Point]
+    training: _Training
+    decoding: _Decoding
+    parameters: Count
+    peak_bytes: Count
+    minutes: float
+    hardware: str
+    flops_per_token: NotRequired[float | None]
+    state_bytes: NotRequired[dict[str, int | None]]
+
+
+def _with_its_side(row: _Measured) -> _Measured:
+    if not row["scores"].get(row["side"]):
+        raise ValueError(f"scores has none of the side {shown(row['side'])}")
+    return row
+
+
+@stored
+class _Failed(StoredTrial):
+    """Row of a trial that failed, with the reason."""
+
+    failed: str
+
+
+@stored
+class _Pruned(StoredTrial):
+    """Row of a search trial that the pruner stopped: its validations so far."""
+
+    pruned: Literal[True]
+    valid: dict[str, Any]
+    curve: list[dict[str, Any]]
+
+
+STORED_ROW: Any = _Failed | _Pruned | Annotated[_Measured, AfterValidator(_with_its_side)]
+"""Type of a stored row, for `read_stored`."""
 
 
 def of(row: Row, entry: str, task: str | None) -> bool:

@@ -1,7 +1,6 @@
 """Random and Bayesian search of a study's settings by Optuna: the next point from the trials so far."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +50,7 @@ def points(search: SearchSettings, rows: Sequence[Row], begun: Sequence[Row]) ->
         point = {key: _external(search.settings[key], parameters[key]) for key in search.settings}
         if _key(point) not in tried:
             return [*tried.values(), point]
-    left = [point for point in _combinations(search) if _key(point) not in tried]
+    left = [point for point in search.grid() if _key(point) not in tried]
     return [*tried.values(), left[np.random.default_rng(seed).integers(len(left))]]
 
 
@@ -74,7 +73,7 @@ def size_of(search: SearchSettings) -> int:
     assert search.trials is not None
     if any(isinstance(values, Range) for values in search.settings.values()):
         return search.trials
-    return min(search.trials, len({_key(point) for point in _combinations(search)}))
+    return min(search.trials, len({_key(point) for point in search.grid()}))
 
 
 def require_optuna(what: str) -> None:
@@ -84,12 +83,6 @@ def require_optuna(what: str) -> None:
     except ModuleNotFoundError as error:
         raise MtkitError(f"{what} needs Optuna; install it: pip install 'mtkit[search]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-def _combinations(search: SearchSettings) -> list[dict[str, Any]]:
-    """Return all combinations of listed values."""
-    lists = {key: values for key, values in search.settings.items() if not isinstance(values, Range)}
-    return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
 
 
 def _distribution(place: str, values: Sequence[Any] | Range) -> "BaseDistribution":

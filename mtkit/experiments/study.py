@@ -116,7 +116,7 @@ class SearchSettings(Settings):
         ]
 
     def grid(self) -> list[dict[str, Any]]:
-        """Return all combinations of the values, each as {"training.peak_rate": 0.003}."""
+        """Return all combinations of listed values, each as {"training.peak_rate": 0.003}."""
         lists = {key: values for key, values in self.settings.items() if not isinstance(values, Range)}
         return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
 

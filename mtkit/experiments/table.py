@@ -1,7 +1,7 @@
 """The table of a comparison: a line per entry and task, with means over seeds, intervals, tests and costs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,12 @@ class Line:
     shared: bool = False
     """Whether its timings were measured while other trials ran on the machine."""
 
+    @property
+    def chosen(self) -> str:
+        """The searched settings, as "peak_rate=0.003"."""
+        point = self.rows[0]["point"] if self.rows else {}
+        return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.items())
+
 
 @dataclass(frozen=True)
 class Table:
@@ -115,7 +121,7 @@ class Table:
         records = []
         for line in self.lines:
             record: dict[str, Any] = {"task": line.task, "entry": line.entry, "family": line.family}
-            record |= {"seeds": len(line.rows), "point": _point(line), "failed": line.failed or None}
+            record |= {"seeds": len(line.rows), "point": line.chosen, "failed": line.failed or None}
             for key, summary in line.values.items():
                 record[key] = summary.mean
                 names = ("sd",) if key in COSTS else ("sd", "low", "high")
@@ -249,16 +255,8 @@ def _tested(lines: Sequence[Line], folder: Folder, columns: Sequence[Column]) ->
         for number, (place, summary) in enumerate(zip(places, summarise(scores), strict=True)):
             tested = {column.key: tests[number - 1]} if tests and number else {}
             line = result[place]
-            result[place] = Line(
-                line.entry,
-                line.task,
-                line.family,
-                {**line.values, column.key: summary},
-                {**line.tests, **tested},
-                line.rows,
-                line.failed,
-                line.shared,
-            )
+            values = {**line.values, column.key: summary}
+            result[place] = replace(line, values=values, tests={**line.tests, **tested})
     return result
 
 
@@ -285,9 +283,3 @@ def _ordered(lines: Sequence[Line], primary: str) -> list[Line]:
             sign * line.values[primary].mean if primary in line.values else 0,
         ),
     )
-
-
-def _point(line: Line) -> str:
-    """Return the searched settings of a line, as "peak_rate=0.003"."""
-    point = line.rows[0]["point"] if line.rows else {}
-    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.items())

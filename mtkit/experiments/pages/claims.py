@@ -14,13 +14,13 @@ def claims_page(answers: Sequence[Question]) -> str:
     shown = {question.place: question.measured for question in answers if question.complete}
     counts: dict[str, int] = {}
     for name, claim in claims().items():
-        measured = shown.get(claim.task or "", {})
-        each = measured.get(name)
-        said = verdict(claim, each)
-        counts[said] = counts.get(said, 0) + 1
-        numbers = (score(each), f"{measured['full'].score.mean:.1f}" if each else "-")
-        rows.append((f"`{name}`", claim.claim, claim.task or "none", *numbers, said))
-    total = ", ".join(f"{counts[said]} {said}" for said in sorted(counts, key=lambda said: -counts[said]))
+        of_task = shown.get(claim.task or "", {})
+        measured = of_task.get(name)
+        result = verdict(claim, measured)
+        counts[result] = counts.get(result, 0) + 1
+        numbers = (score(measured), f"{of_task['full'].score.mean:.1f}" if measured else "-")
+        rows.append((f"`{name}`", claim.claim, claim.task or "none", *numbers, result))
+    total = ", ".join(f"{counts[result]} {result}" for result in sorted(counts, key=lambda result: -counts[result]))
     parts = [
         "# What the papers claim, and what was seen here",
         f"{MADE} Of {len(rows) - 1} claims: {total}.",

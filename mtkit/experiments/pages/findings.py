@@ -7,7 +7,6 @@ has the claim of each mechanism's paper, and the task of a study that would show
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Literal
 
 from pydantic import TypeAdapter
@@ -156,10 +155,3 @@ def verdict(claim: Claim, measured: Measured | None) -> Verdict:
     if measured.mark == "+" or (measured.mark == "=" and claim.expect == "equal"):
         return "held"
     return "contradicted" if measured.mark == "-" and len(measured.rows) >= SEEDS else "not seen at this size"
-
-
-def mean_cost(rows: Sequence[Row], key: str) -> float | None:
-    """Return the mean of a cost over rows: a key of `mtkit.experiments.table.COSTS`; None if a row lacks it."""
-    (column,) = choose_columns(rows, [key])
-    values = [column.value(row) for row in rows]
-    return None if None in values else fmean(value for value in values if value is not None)

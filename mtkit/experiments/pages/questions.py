@@ -5,11 +5,13 @@ A question is complete if every entry of its study has a result. Marks need two 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from mtkit.attention.contract import ROLES
 from mtkit.attention.registry import mechanisms
-from mtkit.experiments.pages.findings import LENGTH, Measured, load, mean_cost, measure, speeds
+from mtkit.experiments.pages.findings import LENGTH, Measured, load, measure, speeds
+from mtkit.experiments.table import COSTS
 from mtkit.memory import in_words
 
 SAVING = 0.6
@@ -118,8 +120,12 @@ def letters(name: str) -> str:
 
 def states(question: Question) -> dict[str, float]:
     """Return the bytes that decoding keeps per hypothesis after 100 tokens, by mechanism, if they were measured."""
-    sizes = {name: mean_cost(entry.rows, "state-100") for name, entry in question.measured.items()}
-    return {name: size for name, size in sizes.items() if size is not None}
+    state, sizes = COSTS["state-100"], {}
+    for name, entry in question.measured.items():
+        known = [size for row in entry.rows if (size := state.value(row)) is not None]
+        if len(known) == len(entry.rows):
+            sizes[name] = fmean(known)
+    return sizes
 
 
 def good_at(shown: Sequence[Question]) -> dict[str, list[str]]:
@@ -158,6 +164,6 @@ def scores_object(shown: Sequence[Question]) -> dict[str, dict[str, str]]:
     return rows
 
 
-def score(each: Measured | None) -> str:
+def score(measured: Measured | None) -> str:
     """Return a score with its mark: "97.5 +"; "-" without a score."""
-    return "-" if each is None else f"{each.score.mean:.1f} {each.mark}".strip()
+    return "-" if measured is None else f"{measured.score.mean:.1f} {measured.mark}".strip()
