@@ -81,15 +81,15 @@ class ContrastiveFile:
                 raise MtkitError(f"{where}: files of contexts belong to ContraPro; put contexts into the objects")
             counts.append(1 + len(_errors(row, where)))
         lines = [count_lines(file) for file in (source, target)]
-        each, rest = divmod(lines[0], sum(counts) or 1)
-        if lines[0] != lines[1] or rest or not each:
+        length, rest = divmod(lines[0], sum(counts) or 1)
+        if lines[0] != lines[1] or rest or not length:
             raise DataError(
                 f"{source} has {lines[0]:,} lines, {target} has {lines[1]:,}, and {self.path} has {sum(counts):,} "
                 "translations; the contexts need the same number of lines for each translation"
             )
         pairs = zip(Lines(source), Lines(target), strict=True)
         for count in counts:
-            context, *_ = [list(islice(pairs, each)) for _ in range(count)]
+            context, *_ = [list(islice(pairs, length)) for _ in range(count)]
             yield [pair for pair in context if all(text.strip() for text in pair)]
 
 

@@ -382,7 +382,7 @@ def _comparison_table(side: SideScores) -> str:
     """Return a table with a line for each metric, direction and system; empty columns are left out."""
     rows = []
     parts = [("all", side.segments, side.overall)]
-    parts += [(direction, segments, each) for direction, (segments, each) in side.directions.items()]
+    parts += [(direction, segments, comparison) for direction, (segments, comparison) in side.directions.items()]
     for metric in range(len(side.overall.scores[0])):
         for direction, segments, comparison in parts:
             where = [direction, f"{segments:,}"] if side.directions else ["", ""]

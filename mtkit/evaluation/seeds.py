@@ -24,7 +24,6 @@ from mtkit.evaluation.distributions import solve, t_tail
 from mtkit.evaluation.scores import RESAMPLES, percentiles, wilson
 from mtkit.evaluation.significance import TIE
 from mtkit.evaluation.statistics import Numbers, Statistics, resampled_values
-from mtkit.terminal import ProgressBar, silent
 
 INTERVALS = (
     "Intervals are 95% confidence intervals over seeds and test segments together: "
@@ -91,9 +90,7 @@ class Tested:
     """Whether the test covers seeds; if one of the two entries has one seed, it covers only segments."""
 
 
-def score_seeds(
-    entries: Sequence[Sequence[Statistics]], resamples: int = RESAMPLES, *, progress: ProgressBar = silent
-) -> list[SeedScores]:
+def score_seeds(entries: Sequence[Sequence[Statistics]], resamples: int = RESAMPLES) -> list[SeedScores]:
     """Score each seed of each entry in one metric, on the whole test side and on resamples of its segments.
 
     `entries` holds the seeds' statistics by entry; entries may have different numbers of seeds, at least one.
@@ -117,7 +114,7 @@ def score_seeds(
                     f"seed {seed + 1} of entry {number + 1} has scores of {len(statistics.rows):,} segments and the "
                     f"first entry of {segments:,}; compare entries on the same test segments"
                 )
-    samples = resampled_values(flat, resamples, progress=progress)
+    samples = resampled_values(flat, resamples)
     values = np.array([float(statistics.result().score) for statistics in flat])
     ends = np.cumsum([len(entry) for entry in entries])[:-1]
     return [
@@ -266,7 +263,7 @@ def _tested(first: SeedScores, entry: SeedScores) -> Tested:
 def _error(entries: Sequence[SeedScores]) -> _Error:
     """Return the error of an entry's mean, or of the difference between two entries' means.
 
-    If an entry has one seed, the error is that over segments, for the seeds that there are.
+    If an entry has one seed, the error is the error over segments, for these seeds.
     """
     count = entries[0].segments
     means = [entry.samples.mean(axis=0) for entry in entries]

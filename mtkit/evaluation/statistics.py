@@ -94,17 +94,17 @@ def gather(
         part[start : start + SEGMENTS] for part in np.split(order, cuts) for start in range(0, len(part), SEGMENTS)
     ]
     statistics = []
-    for name, ways in metrics:
+    for name, metrics_of_name in metrics:
         rows: list[Numbers] = []
         for block in progress(blocks, name, len(blocks)):
             # the sacrebleu command removes spaces at line ends too
             block_references = [[reference[line].rstrip() for line in block] for reference in references]
             stripped = [hypotheses[line].rstrip() for line in block]
-            metric = ways[kinds[block[0]]]
+            metric = metrics_of_name[kinds[block[0]]]
             rows.append(np.array(metric._extract_corpus_statistics(stripped, block_references), dtype=np.float64))
         in_order = np.concatenate(rows)
         in_order[order] = in_order.copy()
-        statistics.append(Statistics(name, ways, in_order, kinds))
+        statistics.append(Statistics(name, metrics_of_name, in_order, kinds))
     return statistics
 
 
@@ -124,10 +124,10 @@ def resample(
     return scores
 
 
-def resampled_values(systems: Sequence[Statistics], resamples: int, *, progress: ProgressBar = silent) -> Numbers:
+def resampled_values(systems: Sequence[Statistics], resamples: int) -> Numbers:
     """Return the scores (systems, resamples) of `resample` for one metric as numbers, which take less memory."""
     values: list[list[float]] = [[] for _ in systems]
-    for counts in _draws(resamples, len(systems[0].rows), progress):
+    for counts in _draws(resamples, len(systems[0].rows), silent):
         for statistics, results in zip(systems, values, strict=True):
             results.extend(score.score for score in _scores_of(statistics, counts))
     return np.array(values, dtype=np.float64)
@@ -229,8 +229,8 @@ class LengthRow:
 def by_length(sources: Sequence[str], statistics: Sequence[Statistics], bleu: Statistics) -> list[LengthRow]:
     """Return a row for each bucket of UPPER that has segments; empty sources are a separate row.
 
-    `statistics` belong to the metrics to show. `bleu` gives the length ratio. Words are counted by
-    `mtkit.decoding.word_alignment`: words between spaces, or characters in scripts without spaces.
+    `statistics` belong to the metrics to show. `bleu` gives the length ratio. `mtkit.text.words` counts words: between
+    spaces, or characters in scripts without spaces.
     """
     rows = []
     for least, most, in_bucket in in_buckets(np.array([len(words(source)) for source in sources])):

@@ -55,11 +55,10 @@ def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[
     translated = [_translations(run, label) for run, label in zip(runs, system_names(runs), strict=True)]
     sides = list(dict.fromkeys(names))
     if not sides:
-        first = {
-            name: each for name, each in translated[0].items() if len(runs) == 1 or not each.ensemble
-        } or translated[0]
-        latest = max(first.values(), key=lambda each: each.finished).checkpoint
-        sides = [name for name, each in first.items() if each.checkpoint == latest]
+        by_one_run = {name: side for name, side in translated[0].items() if not side.ensemble}
+        candidates = translated[0] if len(runs) == 1 else by_one_run or translated[0]
+        latest = max(candidates.values(), key=lambda side: side.finished).checkpoint
+        sides = [name for name, side in candidates.items() if side.checkpoint == latest]
     for run, translations in zip(runs, translated, strict=True):
         for side in sides:
             if side not in translations:
@@ -113,9 +112,9 @@ def read_texts(files: Sequence[Translated], *, sources: bool = False, documents:
     return SystemTexts(
         hypotheses,
         references,
-        _beside(first.hypothesis, first.source, len(references[0])) if sources or documents else None,
-        _beside(first.hypothesis, first.direction, len(references[0])),
-        _beside(first.hypothesis, ids, len(references[0])) if documents else None,
+        _read_matching(first.hypothesis, first.source, len(references[0])) if sources or documents else None,
+        _read_matching(first.hypothesis, first.direction, len(references[0])),
+        _read_matching(first.hypothesis, ids, len(references[0])) if documents else None,
         marked,
     )
 
@@ -156,14 +155,14 @@ def _translations(run: Run, label: str) -> dict[str, _TranslatedSide]:
         )
     if not sides:
         raise RunError(f"{run.folder} has no translations yet; run `mtkit translate --run {run.folder}` first")
-    return {side.name: side for side in sorted(sides, key=lambda each: (each.finished, each.name))}
+    return {side.name: side for side in sorted(sides, key=lambda side: (side.finished, side.name))}
 
 
 def _if_there(path: Path) -> Path | None:
     return path if path.exists() else None
 
 
-def _beside(hypothesis: Path, path: Path | None, lines: int) -> list[str] | None:
+def _read_matching(hypothesis: Path, path: Path | None, lines: int) -> list[str] | None:
     """Read a file with one line per segment; None without a path. Raises: DataError if it has more or fewer lines."""
     if path is None:
         return None

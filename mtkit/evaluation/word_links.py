@@ -99,13 +99,13 @@ def _learn(pairs: Sequence[tuple[Ids, Ids]], size: int, progress: ProgressBar) -
     """Return the keys of the pairs of words that occur together, ascending, and t(y | x) and the strength of each."""
     cells = np.concatenate([_keys(source, target, size).ravel() for source, target in pairs])
     prior = np.concatenate([prior_of_places(len(source), len(target)).ravel() for source, target in pairs])
-    each = np.concatenate([np.full(len(target), len(source) + 1) for source, target in pairs])
-    begins = np.cumsum(each) - each
+    sizes = np.concatenate([np.full(len(target), len(source) + 1) for source, target in pairs])
+    begins = np.cumsum(sizes) - sizes
     keys, cells = np.unique(cells, return_inverse=True)
     likely = np.ones(len(keys))
     for _ in progress(range(ITERATIONS), "learning word links", ITERATIONS):
         share = likely[cells] * prior
-        share /= np.repeat(np.add.reduceat(share, begins), each)
+        share /= np.repeat(np.add.reduceat(share, begins), sizes)
         counts = np.bincount(cells, weights=share)
         likely = counts / np.bincount(keys // size, weights=counts)[keys // size]
     of_targets = np.bincount(keys % size, weights=counts)

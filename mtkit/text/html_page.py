@@ -71,14 +71,14 @@ class Page:
 def parse_page(text: str) -> Page:
     """Cut HTML into its segments and what is between them; text without a letter is no segment."""
     tokens = _without_opaque([*_tokens(text)])
-    pairs = partners(tokens)
+    partner_of = partners(tokens)
     between, segments = [""], list[Marked]()
     for is_break, group in groupby(range(len(tokens)), lambda index: tokens[index].kind == "break"):
         members = [*group]
         place, stop = members[0], members[-1] + 1
-        for first, last in [] if is_break else _cores(tokens, pairs, place, stop):
+        for first, last in [] if is_break else _cores(tokens, partner_of, place, stop):
             between[-1] += _raw(tokens[place:first])
-            segments.append(build([*_closed(tokens, pairs, first, last)]))
+            segments.append(build([*_closed(tokens, partner_of, first, last)]))
             between.append("")
             place = last + 1
         between[-1] += _raw(tokens[place:stop])
@@ -159,13 +159,13 @@ def _tokens(page: str) -> Iterator[Token]:
 
 def _without_opaque(tokens: Sequence[Token]) -> list[Token]:
     """The tokens with one each for elements that stay, with block tags as breaks, and with texts as they are shown."""
-    found, merged, preformatted, index = partners(tokens), list[Token](), 0, 0
+    partner_of, merged, preformatted, index = partners(tokens), list[Token](), 0, 0
     while index < len(tokens):
         token, stop = tokens[index], index + 1
         is_block = token.name in BLOCKS
-        is_reading = token.name in READINGS and index in found
+        is_reading = token.name in READINGS and index in partner_of
         if token.kind == "start" and (token.name in OPAQUE or token.is_fixed or is_reading):
-            stop = found.get(index, len(tokens) - 1 if token.name in OPAQUE else index) + 1
+            stop = partner_of.get(index, len(tokens) - 1 if token.name in OPAQUE else index) + 1
             is_block |= any(other.name in BLOCKS for other in tokens[index:stop])
             if not is_block and token.name not in OPAQUE and not is_reading:
                 merged += chain.from_iterable(map(_shown, tokens[index:stop]))
@@ -199,38 +199,42 @@ def _lines(token: Token) -> Iterator[Token]:
             yield from _shown(replace(token, raw=line))
 
 
-def _cores(tokens: Sequence[Token], found: dict[int, int], start: int, stop: int) -> Iterator[tuple[int, int]]:
+def _cores(tokens: Sequence[Token], partner_of: dict[int, int], start: int, stop: int) -> Iterator[tuple[int, int]]:
     """The segments of a stretch without breaks, as first token and last: without tags and spaces at the edges.
 
     If elements from before the stretch end in a segment and others begin that go on after it, it is divided between
     them: with words in another order, the tags might not be nested.
     """
-    spans = [(index, found[index]) for index in range(start, stop) if tokens[index].is_fixed and index in found]
+    spans = [
+        (index, partner_of[index]) for index in range(start, stop) if tokens[index].is_fixed and index in partner_of
+    ]
     fixed = {index for first, last in spans for index in range(first, last + 1)}
     content = [index for index in range(start, stop) if index in fixed or tokens[index].text.strip()]
     if not any(character.isalpha() for index in content if index not in fixed for character in tokens[index].text):
         return
     first, last = content[0], content[-1]
-    first = next((index for index in range(start, first) if first <= found.get(index, -1) <= last), first)
-    last = next((index for index in range(stop - 1, last, -1) if first <= found.get(index, -1) <= last), last)
-    ended, begun = _crossing(tokens, found, first, last)
+    first = next((index for index in range(start, first) if first <= partner_of.get(index, -1) <= last), first)
+    last = next((index for index in range(stop - 1, last, -1) if first <= partner_of.get(index, -1) <= last), last)
+    ended, begun = _crossing(tokens, partner_of, first, last)
     if ended and begun:
-        yield from _cores(tokens, found, start, begun[0])
-        yield from _cores(tokens, found, begun[0], stop)
+        yield from _cores(tokens, partner_of, start, begun[0])
+        yield from _cores(tokens, partner_of, begun[0], stop)
     else:
         yield first, last
 
 
-def _crossing(tokens: Sequence[Token], found: dict[int, int], first: int, last: int) -> tuple[list[int], list[int]]:
+def _crossing(
+    tokens: Sequence[Token], partner_of: dict[int, int], first: int, last: int
+) -> tuple[list[int], list[int]]:
     """The end tags of elements from before the first token, and the start tags of elements that end after the last."""
     inside = range(first, last + 1)
-    ended = [index for index in inside if tokens[index].kind == "end" and found.get(index, first) < first]
-    return ended, [index for index in inside if tokens[index].kind == "start" and found.get(index, first) > last]
+    ended = [index for index in inside if tokens[index].kind == "end" and partner_of.get(index, first) < first]
+    return ended, [index for index in inside if tokens[index].kind == "start" and partner_of.get(index, first) > last]
 
 
-def _closed(tokens: Sequence[Token], found: dict[int, int], first: int, last: int) -> Iterator[Token]:
+def _closed(tokens: Sequence[Token], partner_of: dict[int, int], first: int, last: int) -> Iterator[Token]:
     """The tokens of a segment without double spaces; elements from before it or that go on after get empty tags."""
-    ended, begun = _crossing(tokens, found, first, last)
+    ended, begun = _crossing(tokens, partner_of, first, last)
     yield from (Token("", "start", tokens[index].name) for index in reversed(ended))
     is_spaced = False
     for token in tokens[first : last + 1]:

@@ -121,14 +121,14 @@ def partners(tokens: Sequence[Token]) -> dict[int, int]:
 
 def build(tokens: Sequence[Token]) -> Marked:
     """The text of a segment's tokens, and its elements."""
-    pairs, text, root = partners(tokens), "", Element("", 0)
+    partner_of, text, root = partners(tokens), "", Element("", 0)
     opened, is_nested = [root], True
     for index, token in enumerate(tokens):
         if token.kind == "text":
             text += token.text
             continue
-        if token.kind == "end" and index in pairs:
-            element, start = opened.pop(), pairs[index]
+        if token.kind == "end" and index in partner_of:
+            element, start = opened.pop(), partner_of[index]
             element.closing, element.end = token.raw, len(text)
             if tokens[start].is_fixed or len(opened) > DEEPEST:
                 element.untranslated, element.children = "".join(other.raw for other in tokens[start + 1 : index]), []
@@ -139,7 +139,7 @@ def build(tokens: Sequence[Token]) -> Marked:
             element.opening, element.untranslated = "", token.raw
             text += token.text
             element.end = len(text)
-        elif token.kind == "start" and index in pairs:
+        elif token.kind == "start" and index in partner_of:
             opened.append(element)
         else:
             is_nested &= token.kind == "single"

@@ -203,7 +203,7 @@ def together(outputs: Sequence[tuple[Tensor, Tensor | None]], axis: int) -> tupl
     """The outputs of all head groups, along `axis`, and their weights (B, H, ...) if they have any."""
     if len(outputs) == 1:
         return outputs[0]
-    weights = [each for _, each in outputs if each is not None]
+    weights = [part_weights for _, part_weights in outputs if part_weights is not None]
     return torch.cat([heads for heads, _ in outputs], axis), torch.cat(weights, 1) if weights else None
 
 

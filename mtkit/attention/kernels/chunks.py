@@ -210,8 +210,8 @@ def attend_in_chunks(
 
 def _members_so_far(group: Tensor, groups: int) -> Tensor:
     """Return the number of members in each group up to each position, (B, H, T, groups + 1)."""
-    each = torch.arange(groups + 1, device=group.device)
-    return (group.unsqueeze(-1) == each).cumsum(2, dtype=torch.int32)
+    numbers = torch.arange(groups + 1, device=group.device)
+    return (group.unsqueeze(-1) == numbers).cumsum(2, dtype=torch.int32)
 
 
 def _in_near_chunks(query_group: Tensor, key_group: Tensor, groups: int, window: int, causal: bool) -> Tensor:

@@ -119,8 +119,8 @@ class Band(Window):
         back, ahead = ((length if side is None else side) * d for side in (self.back, self.ahead))
         if len(queries) >= d:
             return [range(max(queries[0] - back, 0), min(queries[-1] + ahead + 1, length))]
-        each = [range(max(i - back, i % d), min(i + ahead + 1, length), d) for i in queries]
-        return [sorted(chain(*each))]
+        ranges = [range(max(i - back, i % d), min(i + ahead + 1, length), d) for i in queries]
+        return [sorted(chain(*ranges))]
 
     @property
     def kept(self) -> tuple[int, int | None]:

@@ -254,12 +254,12 @@ def _laid(
     folds = [Fold(block.q, block.k) for block in blocks]
     return Laid(
         [
-            KernelRows(fold.queries(each.q), fold.keys(each.k), fold.keys(each.v), fold.mask(each.visible))
-            for fold, each in zip(folds, blocks, strict=True)
+            KernelRows(fold.queries(block.q), fold.keys(block.k), fold.keys(block.v), fold.mask(block.visible))
+            for fold, block in zip(folds, blocks, strict=True)
         ],
         join_blocks=lambda rows: layout.join_blocks([fold.unfold(x) for fold, x in zip(folds, rows, strict=True)]),
         split_blocks=lambda x: [
-            fold.queries(each) for fold, each in zip(folds, layout.split_blocks(x, blocks), strict=True)
+            fold.queries(block) for fold, block in zip(folds, layout.split_blocks(x, blocks), strict=True)
         ],
     )
 
@@ -267,9 +267,9 @@ def _laid(
 def _by_dilation(pattern: Pattern) -> list[list[Window]]:
     """The windows that share a layout; block windows come last, so that the parts before are alike for all blocks."""
     windows = sorted(
-        (member for member in pattern.members if isinstance(member, Window)), key=lambda each: -each.dilation
+        (member for member in pattern.members if isinstance(member, Window)), key=lambda window: -window.dilation
     )
-    return [list(group) for _, group in groupby(windows, key=lambda each: each.dilation)]
+    return [list(group) for _, group in groupby(windows, key=lambda window: window.dilation)]
 
 
 def _attend(blocks: QueryBlocks, scale: float, positions: Positions | None, dropout: float) -> Tensor:
