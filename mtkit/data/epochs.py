@@ -139,7 +139,7 @@ def _one_window(
     weights: Sequence[float] | None,
     pieces: int | None,
 ) -> list[EpochPart]:
-    """Return the parts of an epoch of at most one window."""
+    """Return the parts of an epoch that fits one window."""
     wider = np.maximum(side.source.lengths, side.target.lengths)
     rows = np.flatnonzero(wider < max_length).astype(np.int32)
     if weights is not None and side.corpora is not None:
@@ -322,7 +322,7 @@ class _Windows:
         return np.random.default_rng((*self._key, 5, block)).permutation(rows)[:taken]
 
     def _sizes(self, drawn: _DrawnBlocks) -> tuple[list[np.ndarray], int, int]:
-        """Return the rows of each batch of each part of a window, the most tokens of a batch, and its maximum width."""
+        """Return each part's batch sizes (batches,) in a window, a batch's maximum tokens, and the maximum width."""
         blocks = self._blocks
         counts = blocks.counts[drawn.blocks].sum(0, dtype=np.int64)
         for at in np.flatnonzero(drawn.taken != self._rows[drawn.blocks]).tolist():

@@ -311,20 +311,20 @@ def _document_parts(side: SideScores) -> list[str]:
     return [*([about] if about else []), _table(heads, rows)]
 
 
-def consistency_of_reference(found: DocumentScores, names: Sequence[str]) -> str:
+def consistency_of_reference(documents: DocumentScores, names: Sequence[str]) -> str:
     """Return what consistency is, its value for the reference, and the pairs it counts; empty if there is none."""
-    if found.reference is None:
+    if documents.reference is None:
         return ""
-    interval = found.reference.interval
-    pairs = ", ".join(f"{name} {count:,}" for name, count in zip(["reference", *names], found.pairs, strict=True))
+    interval = documents.reference.interval
+    pairs = ", ".join(f"{name} {count:,}" for name, count in zip(["reference", *names], documents.pairs, strict=True))
     return (
         "consistency: pairs of occurrences of a source word in a document that are translated alike, in per cent; the "
-        f"reference has {found.reference.value:.2f}{interval and f' ({interval})'}; pairs: {pairs}"
+        f"reference has {documents.reference.value:.2f}{interval and f' ({interval})'}; pairs: {pairs}"
     )
 
 
 def position_table(side: SideScores) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and rows of a table of scores by position: a row for each position and system, its name 4th."""
+    """Return heads and rows of the scores by position: a row per position and system, whose name is the fourth cell."""
     assert side.documents is not None
     names, rows = list(side.documents.positions[0][0].scores), []
     for of_position in zip(*side.documents.positions, strict=True):

@@ -61,7 +61,7 @@ def segment_means(name: str, scores: Numbers, **about: str) -> Statistics:
 
 
 def named_files(options: Sequence[str]) -> dict[str, list[Path]]:
-    """Return the files of each metric of NAME=FILE texts. Raises: MtkitError for a text without a name or a file."""
+    """Return the files by metric, from options NAME=FILE. Raises: MtkitError for an option without a name or a file."""
     files: dict[str, list[Path]] = {}
     for option in options:
         name, equals, file = option.partition("=")

@@ -96,7 +96,7 @@ def _step(pairs: Sequence[tuple[Ids, Ids]]) -> int:
 
 
 def _learn(pairs: Sequence[tuple[Ids, Ids]], size: int, progress: ProgressBar) -> tuple[Ids, Numbers, Numbers]:
-    """Return the keys of the pairs of words that occur together, ascending, and t(y | x) and the strength of each."""
+    """Return the ascending keys of word pairs that occur together, and t(y | x) and strength of each pair."""
     cells = np.concatenate([_keys(source, target, size).ravel() for source, target in pairs])
     prior = np.concatenate([prior_of_places(len(source), len(target)).ravel() for source, target in pairs])
     sizes = np.concatenate([np.full(len(target), len(source) + 1) for source, target in pairs])

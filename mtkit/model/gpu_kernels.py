@@ -19,7 +19,7 @@ def _mixed(x):
 
 @triton.jit
 def _kept(seed, at, DROPPED: tl.constexpr):
-    """Whether dropout keeps the numbers at these places; DROPPED of 2**24 it does not.
+    """Whether dropout keeps the numbers at these places; it drops DROPPED of 2**24.
 
     Each half of the seed is mixed in: with only one half, two seeds would give one mask, shifted.
     """

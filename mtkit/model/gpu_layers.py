@@ -16,10 +16,10 @@ from mtkit.attention.kernels.gpu.short import added_rows
 from mtkit.device import runs_kernels
 
 WIDEST = 2048
-"""Most numbers of a row: a program holds whole rows in registers."""
+"""Maximum numbers in a row: a program holds whole rows in registers."""
 
 TILE = 1024
-"""Numbers of a tile of whole rows, unless one has more."""
+"""Numbers in a tile, which has whole rows; a row with more is a tile of its own."""
 
 PROGRAMS = 512
 """Programs that add up columns, about as many as a large GPU runs at a time."""
@@ -185,5 +185,5 @@ def _run(name: str, grid: tuple[int, ...], *arguments: Any, **how: Any) -> None:
 
 
 def _power(width: int) -> int:
-    """The least power of 2 that is no less, as which Triton wants tiles."""
+    """The least power of 2 that is not below `width`: Triton requires such tiles."""
     return 1 << (width - 1).bit_length()

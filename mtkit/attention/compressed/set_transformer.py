@@ -151,7 +151,7 @@ class SetTransformer(HeadAttention):
         return self.projection.keys(self.gathered_k_proj(rows)), self.projection.values(self.gathered_v_proj(rows))
 
     def _head_maps(self, q: Tensor) -> list[Tensor]:
-        """Return each head's maps (H, K, D) of the projections of H, to apply to the queries and to their outputs.
+        """Return each head's projections of H, maps (H, K, D), to apply to the queries and to their outputs.
 
         This is cheaper, because there is one query per head, but m rows of H.
         """

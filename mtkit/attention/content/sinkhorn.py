@@ -85,7 +85,7 @@ class Sinkhorn(BlockSorting):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same from the scores of all pairs of a token with a sorted slot or a token, under a mask."""
+        """The same result from a masked softmax over all sorted slots and all tokens."""
         query = inputs.query
         q, k, v = self.queries_keys_values(query)
         real = torch.ones_like(query[..., 0], dtype=torch.bool) if inputs.query_valid is None else inputs.query_valid
@@ -93,7 +93,7 @@ class Sinkhorn(BlockSorting):
         block, place = (torch.arange(n, device=q.device) // self.block for n in (query.shape[1], keys.shape[2]))
         others = (place == block.unsqueeze(-1)) & filled.unsqueeze(-2)
         near = visible_pairs(block == block.unsqueeze(-1), self.site.causal, real).expand(*others.shape[:3], -1)
-        k, v = (torch.cat([x, expand_heads(each, self.site.heads)], 2) for x, each in ((keys, k), (values, v)))
+        k, v = (torch.cat([x, expand_heads(local, self.site.heads)], 2) for x, local in ((keys, k), (values, v)))
         return Attended(self.merge_heads(dense_attend(q, k, v, torch.cat([others, near], -1), self.scale)[0], query))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

@@ -71,7 +71,7 @@ class SinkhornSortcut(BlockSorting):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same from the scores of all pairs of a token and a sorted slot, under a mask."""
+        """The same result from a masked softmax over all sorted slots."""
         q = self.queries(inputs.query)
         source, valid = inputs.context, inputs.context_valid
         real = torch.ones_like(source[..., 0], dtype=torch.bool) if valid is None else valid

@@ -66,7 +66,7 @@ class Guided(Regularizer):
             raise refused("patterns", patterns, "guide no head to the next token in the decoder role")
         self.guided = self.weighed_heads = sum(self.guides.values())
         if self.guided > site.heads:
-            raise refused("patterns", patterns, f"guide no more than the {site.heads} heads")
+            raise refused("patterns", patterns, f"guide at most all {site.heads} heads")
         self.reads_marks = SEPARATOR in self.guides
         self.weight = weight
         self.needs_weights = weight > 0

@@ -48,9 +48,9 @@ def sparse_attend(
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The result of `attend` where each query sees only the keys of the pattern.
+    """The result of `attend` if each query sees only the keys of the pattern.
 
-    q (B, H, T, K), k (B, G, T, K), v (B, G', T, V) where G and G' divide H; valid (B, T), padding on the right. Weights
+    q (B, H, T, K), k (B, G, T, K), v (B, G', T, V), G and G' divide H; valid (B, T), padding on the right. Weights
     (B, H, T, T) are formed only on request. A pattern of only random members may draw the keys of another sequence,
     (B, G, S, K) with valid (B, S). Relative positions do not combine with a grid, which unites with no
     other pattern, or with last rows, which are not causal.
@@ -115,7 +115,7 @@ def dense_attend(
 def _attend_grid(
     q: Tensor, k: Tensor, v: Tensor, grid: Grid, scale: float, causal: bool, valid: Tensor | None, dropout: float
 ) -> Tensor:
-    """The heads' outputs; the keys of each rectangle of queries are another rectangle, listed one by one.
+    """The heads' outputs; a rectangle of queries attends to a rectangle of keys, whose numbers are listed.
 
     The backward pass computes the weights again: kept for it, they would take twenty times the memory of `full`.
     """

@@ -153,13 +153,10 @@ class DecayedAttention(HeadAttention):
         terms, v = self._terms(projected, rows, None, window=window, position=position)
         if self.by_channel:
             heads = read_next(terms, state["sums"].flatten(0, 1))
-        else:
-            of_hypotheses = Terms(*(None if x is None else by_hypotheses(x, query.shape[1]) for x in terms))  # type: ignore[arg-type]
-            heads, state["recent"] = read_newest(of_hypotheses, state["recent"])
-            v = by_hypotheses(v, query.shape[1])
-            return Attended(self.finished(heads, v, query)), state
-        output = self.finished(heads, v, rows).squeeze(1).unflatten(0, query.shape[:2])
-        return Attended(output), state
+            return Attended(self.finished(heads, v, rows).squeeze(1).unflatten(0, query.shape[:2])), state
+        of_hypotheses = Terms(*(None if x is None else by_hypotheses(x, query.shape[1]) for x in terms))  # type: ignore[arg-type]
+        heads, state["recent"] = read_newest(of_hypotheses, state["recent"])
+        return Attended(self.finished(heads, by_hypotheses(v, query.shape[1]), query)), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:

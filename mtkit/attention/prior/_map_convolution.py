@@ -133,7 +133,7 @@ class ConvolvedMaps(ScoreAttention):
         if self.site.layer == 0:
             return None
         if carry is None:
-            raise MtkitError(f"layer {self.site.layer} of a run of convolved maps needs what the layer below carries")
+            raise MtkitError(f"layer {self.site.layer} of a run of convolved maps needs the carry of the layer below")
         if self.convolution is None:
             return carry.convolution
         assert self.convolution.bias is not None

@@ -228,7 +228,7 @@ test_what_cannot_be_guided_is_refused = refusals(
     ({"patterns": "next"}, "must be counts of"),
     ({"patterns": "next:0"}, "must be counts of"),
     ({"patterns": "prev:1,prev:2"}, "must be counts of"),
-    ({"patterns": "prev:3,first:2"}, "guide no more than the 4 heads"),
+    ({"patterns": "prev:3,first:2"}, "guide at most all 4 heads"),
     ({"role": "decoder", "patterns": "next:1"}, "no head to the next token in the decoder role"),
     ({"role": "cross"}, "it can play: encoder, decoder"),
     ({"role": "cross", "name": "full", "regularizer": "guided"}, "it can play: encoder, decoder"),

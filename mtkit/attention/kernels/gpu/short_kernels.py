@@ -164,7 +164,7 @@ def attend_backward(
 
 @triton.jit(do_not_specialize=["rows"])
 def add_rows(sums, out, rows, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
-    """out (WIDTH,) = the sum of the rows of sums (rows, WIDTH), COLUMNS of it in a program."""
+    """out (WIDTH,) = sum over the rows of sums (rows, WIDTH); a program computes COLUMNS numbers."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     within = column < WIDTH
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
