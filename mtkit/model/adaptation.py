@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.errors import RecipeError, did_you_mean, shown
-from mtkit.model.layers import FeedForward
 from mtkit.model.network import Network
+from mtkit.model.sublayers import FeedForward
 from mtkit.recipe import TrainingSettings
 from mtkit.recipe.settings import LoraSettings
 

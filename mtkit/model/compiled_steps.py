@@ -22,7 +22,8 @@ from mtkit.attention.kernels.cpu.product import FEW, Int8Tiles, Product
 from mtkit.attention.kernels.cpu.threads import in_ranges
 from mtkit.attention.scoring.full import Full
 from mtkit.attention.slots import Projection
-from mtkit.model.layers import DecoderLayer, FeedForward, LayerNorm, Residual, StackPass, Stream
+from mtkit.model.layers import DecoderLayer, StackPass
+from mtkit.model.sublayers import FeedForward, LayerNorm, Residual, Stream
 
 Int8Of = Callable[..., Product]
 """The prepared `Int8` of one linear map, or of several maps of the same tokens."""

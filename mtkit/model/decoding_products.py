@@ -33,8 +33,8 @@ from mtkit.attention.kernels.cpu.product import (
 )
 from mtkit.attention.kernels.dot_product import is_plain
 from mtkit.model.compiled_steps import compiled_methods
-from mtkit.model.layers import LayerNorm
 from mtkit.model.network import Network
+from mtkit.model.sublayers import LayerNorm
 
 
 @contextmanager

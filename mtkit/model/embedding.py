@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mtkit.model.layers import Dropout
+from mtkit.model.sublayers import Dropout
 
 
 class Embedding(nn.Module):

@@ -21,8 +21,9 @@ from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.registry import find
 from mtkit.errors import MtkitError
 from mtkit.model.embedding import Embedding, token_table
-from mtkit.model.layers import Dropout, Weights
+from mtkit.model.layers import Weights
 from mtkit.model.network import Choice, Encoded, Logits, Network, Output, Shortlist, build_attention
+from mtkit.model.sublayers import Dropout
 from mtkit.recipe import ModelSettings
 
 CellState = tuple[Tensor, ...]

@@ -19,7 +19,8 @@ from mtkit.attention import Attention
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.reproducible import record_choices, replay_choices
 from mtkit.errors import MtkitError
-from mtkit.model.layers import StackPass, Stream, SubLayer
+from mtkit.model.layers import StackPass, SubLayer
+from mtkit.model.sublayers import Stream
 
 
 def run_reversibly(

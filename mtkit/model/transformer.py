@@ -12,18 +12,10 @@ from torch import Tensor, nn
 from mtkit.attention import State
 from mtkit.attention.registry import find
 from mtkit.model.embedding import Embedding, absolute_positions, token_table
-from mtkit.model.layers import (
-    Context,
-    DecoderLayer,
-    EncoderLayer,
-    LayerNorm,
-    StackPass,
-    Weights,
-    from_stream,
-    to_stream,
-)
+from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, StackPass, Weights
 from mtkit.model.network import Choice, Encoded, Logits, Network, Output, Shortlist, build_stack
 from mtkit.model.reversible import refuse_carry, run_reversibly
+from mtkit.model.sublayers import LayerNorm, from_stream, to_stream
 from mtkit.recipe import ModelSettings
 from mtkit.text.tokenizer import BREAK
 

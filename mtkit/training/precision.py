@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mtkit.attention.contract import unrounded_parts
 from mtkit.device import autocast, autocast_disabled, has_triton, varied_shapes
 from mtkit.errors import RunError
-from mtkit.model.layers import LayerNorm
+from mtkit.model.sublayers import LayerNorm
 
 WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
 """Environment variable of cuBLAS: with workspaces of a fixed size, it always sums in the same order."""

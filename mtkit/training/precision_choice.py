@@ -14,8 +14,8 @@ from time import monotonic
 import torch
 
 from mtkit.memory import OOM_ERRORS, forget_peak, is_oom
-from mtkit.model.layers import forget_pools
 from mtkit.model.network import Network
+from mtkit.model.sublayers import forget_pools
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume
 from mtkit.training.data_loader import DataLoader, UpdateBatches

@@ -14,7 +14,7 @@ from mtkit.model import compiled_steps, decoding_products
 from mtkit.model.build import build_model
 from mtkit.model.compiled_steps import CompiledAttentions, CompiledFeedForward, compiled_methods, compiled_norm
 from mtkit.model.decoding_products import products
-from mtkit.model.layers import LayerNorm
+from mtkit.model.sublayers import LayerNorm
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
 

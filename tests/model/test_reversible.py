@@ -8,8 +8,9 @@ from torch import Tensor
 
 from mtkit.errors import MtkitError, RecipeError
 from mtkit.model.build import build_model
-from mtkit.model.layers import Context, StackPass, from_stream, to_stream
+from mtkit.model.layers import Context, StackPass
 from mtkit.model.network import Output
+from mtkit.model.sublayers import from_stream, to_stream
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe, make_recipe
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from mtkit.attention import Attention, build
 from mtkit.model import reversible
-from mtkit.model.layers import StackPass, Stream, SubLayer
+from mtkit.model.layers import StackPass, SubLayer
 from mtkit.model.reversible import run_reversibly
+from mtkit.model.sublayers import Stream
 
 CHOOSING = [
     ("reformer", "encoder", {"lsh_buckets": 8, "chunk": 4, "rounds": 2}),

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.model import layers
-from mtkit.model.layers import POOL_ELEMENTS, Dropout, forget_pools
+from mtkit.model import sublayers
+from mtkit.model.sublayers import POOL_ELEMENTS, Dropout, forget_pools
 
 
 def masks(share: float, count: int, size: int) -> Tensor:
@@ -65,5 +65,5 @@ def test_a_pool_that_was_forgotten_is_drawn_again_the_same() -> None:
         torch.manual_seed(4)
         found.append(dropout(x))
         forget_pools()
-        assert layers._pool.cache_info().currsize == 0
+        assert sublayers._pool.cache_info().currsize == 0
     assert torch.equal(*found)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mtkit.model.layers import FeedForward
+from mtkit.model.sublayers import FeedForward
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swish", "swiglu"])
