@@ -2,30 +2,26 @@
 
 A file defines one public class: an `Attention`, or a slot around it (`Projection`, `Merge`, `Regularizer`), whose name
 then means `full` with that slot set. Other packages list their mechanisms as modules in the entry point group
-`mtkit.attention`. `fill` looks up slots by name.
+`mtkit.attention`. `fill` builds the content of a slot by its name, `mtkit.attention.construction` whole attentions.
 """
 
 import importlib
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
-
 from mtkit.attention.contract import ROLES, Attention, Site
 from mtkit.attention.mixed_heads import MixedHeads, kinds_of
-from mtkit.attention.options import check, options_of, refused
+from mtkit.attention.options import options_of, refused
 from mtkit.attention.positions import POSITIONS
 from mtkit.attention.slots import SLOTS, Slot, slot_kind
 from mtkit.errors import MtkitError, cut_words, did_you_mean, shown
-from mtkit.memory import WithinMemory
-from mtkit.storage.records import as_python
 
 GROUP = "mtkit.attention"
 """Entry point group of other packages' mechanisms: from the mechanism's name to its module."""
@@ -156,99 +152,6 @@ def _package(entry: EntryPoint) -> str:
     return "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
 
 
-def build(
-    name: str,
-    *,
-    role: str,
-    d_model: int,
-    heads: int,
-    layer: int = 0,
-    layers: int = 1,
-    max_length: int = 1024,
-    memory_length: int | None = None,
-    memory_width: int | None = None,
-    dropout: float = 0.0,
-    seed: int = 1,
-    positions: str | Mapping[str, Any] | None = None,
-    projection: str | Mapping[str, Any] | None = None,
-    merge: str | Mapping[str, Any] | None = None,
-    regularizer: str | Mapping[str, Any] | None = None,
-    shared: MutableMapping[Any, nn.Module] | None = None,
-    **options: Any,
-) -> Attention:
-    """Return the attention sub-layer `name` for one site of a model; see `Site` for the arguments.
-
-    Raises: MtkitError for an unknown name, role, option or slot, a number out of range, or parts that cannot be
-    combined.
-    """
-    numbers: dict[str, Any] = {"d_model": d_model, "heads": heads, "layer": layer, "layers": layers}
-    numbers |= {"max_length": max_length, "memory_length": memory_length, "memory_width": memory_width}
-    numbers |= {"dropout": dropout, "seed": seed}
-    slots = {"positions": positions, "projection": projection, "merge": merge, "regularizer": regularizer}
-    modules = {} if shared is None else shared
-    site = Site(role=role, **_checked(as_python(numbers)), **as_python(slots), shared=modules)
-    return _built(find(name), site, as_python(options))
-
-
-def _checked(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a site. Raises: MtkitError for one that is out of range or has another type."""
-    for name, value in numbers.items():
-        if name == "dropout":
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-                raise refused(name, value, "be a number from 0 to below 1")
-        elif value is not None or not name.startswith("memory_"):
-            least = 0 if name in ("layer", "seed") else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise refused(name, value, f"be a whole number from {least}")
-    return numbers
-
-
-def _built(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> Attention:
-    check_role(mechanism, site.role)
-    check_options(mechanism, options)
-    if mechanism.kinds:
-        return _mixed(mechanism, site, options)
-    if mechanism.slot is not None:
-        _check_own_slot(mechanism, getattr(site, mechanism.slot))
-        filled: dict[str, Any] = {mechanism.slot: {"name": mechanism.name, **options}}
-        return _built(find("full"), replace(site, **filled), {})
-    check_slots(mechanism, {slot: getattr(site, slot) for slot in SLOTS})
-    written = ", ".join(f"{option} = {shown(value)}" for option, value in options.items())
-    with WithinMemory(f"attention '{mechanism.name}'{f' with {written}' if written else ''}"):
-        return mechanism.kind(site, **options)  # type: ignore[return-value]
-
-
-def _mixed(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> MixedHeads:
-    """Build a mix: each kind with its heads, its options and slots, and the slots of the site."""
-    check_slots(mechanism, {slot: getattr(site, slot) for slot in SLOTS})
-    check_heads(mechanism, site.heads)
-    parts = []
-    for (kind, count), settings in zip(mechanism.kinds, _settings_of_kinds(mechanism, options), strict=True):
-        slots = {slot: settings.pop(slot) for slot in SLOTS if slot in settings}
-        parts.append(_built(kind, replace(site, heads=count, layer_heads=site.heads, **slots), settings))
-    return MixedHeads(site, parts)
-
-
-def check_heads(mechanism: Mechanism, heads: int) -> None:
-    """Raises: MtkitError if the kinds of a mix do not have the heads of the layer together."""
-    together = sum(count for _, count in mechanism.kinds)
-    if together not in (0, heads):
-        raise MtkitError(
-            f"attention '{mechanism.name}' has {together} heads, and the model {heads}; change one of the two numbers"
-        )
-
-
-def _settings_of_kinds(mechanism: Mechanism, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the options and slots of each kind in a mix; KIND.OPTION overrides OPTION, which all kinds with it get."""
-    settings = []
-    for kind, _ in mechanism.kinds:
-        common = {name: value for name, value in options.items() if name in kind.options}
-        prefix = f"{kind.name}."
-        of_kind = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
-        settings.append(common | of_kind)
-    return settings
-
-
 def find(name: str) -> Mechanism:
     """Return the mechanism with this name, or the mix of several, as "full:4+band:4".
 
@@ -318,8 +221,8 @@ def fill(slot: str, site: Site, *arguments: Any) -> Any:
     value: str | Mapping[str, Any] | None = getattr(site, slot)
     if value is None:
         return None
-    name, options = _named(slot, value)
-    kind: Any = _slot_kind(slot, name)
+    name, options = named_slot(slot, value)
+    kind: Any = slot_class(slot, name)
     if slot != "positions" and site.role not in kind.roles:
         raise _wrong_role(f"{slot} {shown(name)}", kind, site.role)
     return kind(site, *arguments, **options)
@@ -338,69 +241,7 @@ def _wrong_role(owner: str, playing: Any, role: str) -> MtkitError:
     return MtkitError(f"{owner} cannot play the role {shown(role)}; it can play: {supported}")
 
 
-def check_options(mechanism: Mechanism, options: Mapping[str, Any]) -> None:
-    """Raises: MtkitError for an option that the mechanism does not declare, and for a value that an option does not
-    accept.
-    """
-    if not mechanism.kinds:
-        check(f"attention '{mechanism.name}'", mechanism.kind, options)
-        return
-    for name in options:
-        if name not in mechanism.options:
-            hint = did_you_mean(str(name), list(mechanism.options))
-            raise MtkitError(f"attention '{mechanism.name}' has no option {shown(name)}{hint}")
-    for (kind, _), settings in zip(mechanism.kinds, _settings_of_kinds(mechanism, options), strict=True):
-        check_options(kind, {name: value for name, value in settings.items() if name not in SLOTS})
-        check_slots(kind, {name: value for name, value in settings.items() if name in SLOTS})
-
-
-def check_slots(mechanism: Mechanism, slots: Mapping[str, Any]) -> None:
-    """Raises: MtkitError for slot values that are unknown or that this mechanism cannot combine with, and for their
-    options.
-    """
-    if mechanism.kinds:
-        _check_slots_of_mix(mechanism, slots)
-        return
-    host = mechanism if mechanism.slot is None else find("full")
-    if mechanism.slot is not None:
-        _check_own_slot(mechanism, slots.get(mechanism.slot))
-    for slot, value in slots.items():
-        if value is None:
-            continue
-        name, options = _named(slot, value)
-        supported: Mapping[str, frozenset[str] | None] = host.kind.slots  # type: ignore[union-attr]
-        allowed = supported.get(slot, frozenset())
-        if allowed is not None and name not in allowed:
-            choices = f"; it can combine with: {', '.join(sorted(allowed))}" if allowed else ""
-            raise MtkitError(f"attention '{mechanism.name}' cannot combine with {slot}={name}{choices}")
-        check(f"{slot} {shown(name)}", _slot_kind(slot, name), options)
-    filled = {slot: _named(slot, value)[0] for slot, value in slots.items() if value is not None}
-    filled |= {} if mechanism.slot is None else {mechanism.slot: mechanism.name}
-    for slot, name in filled.items():
-        kind: Any = _slot_kind(slot, name)
-        for other, other_name in filled.items():
-            if other_name in kind.apart_from:
-                raise MtkitError(f"{slot}={name} cannot combine with {other}={other_name}")
-
-
-def _check_slots_of_mix(mechanism: Mechanism, slots: Mapping[str, Any]) -> None:
-    """Raises: MtkitError for a slot that reads all heads of a layer, and as `check_slots` for each kind."""
-    for member, _ in mechanism.kinds:
-        for slot in ("merge", "regularizer"):
-            if slots.get(slot) is not None:
-                raise MtkitError(
-                    f"attention '{mechanism.name}' cannot combine with {slot}, which reads all heads of a layer; "
-                    f"set it for one kind, as in {member.name}.{slot}"
-                )
-        check_slots(member, slots)
-
-
-def _check_own_slot(mechanism: Mechanism, value: Any) -> None:
-    if value is not None:
-        raise MtkitError(f"attention '{mechanism.name}' is itself a {mechanism.slot}: leave {mechanism.slot}= out")
-
-
-def _named(slot: str, value: Any) -> tuple[str, dict[str, Any]]:
+def named_slot(slot: str, value: Any) -> tuple[str, dict[str, Any]]:
     """Return the name and the options in a slot's value."""
     name, options = (value.get("name"), {**value}) if isinstance(value, Mapping) else (value, {})
     if not isinstance(name, str):
@@ -409,7 +250,7 @@ def _named(slot: str, value: Any) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def _slot_kind(slot: str, name: str) -> Callable[..., Slot]:
+def slot_class(slot: str, name: str) -> Callable[..., Slot]:
     kinds: Mapping[str, Any] = POSITIONS
     if slot != "positions":
         kinds = {mechanism.name: mechanism.kind for mechanism in mechanisms().values() if mechanism.slot == slot}

@@ -10,15 +10,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mtkit.attention import ROLES
-from mtkit.attention.registry import (
-    Mechanism,
-    check_heads,
-    check_options,
-    check_role,
-    check_slots,
-    find,
-    names_of_packages,
-)
+from mtkit.attention.construction import check_heads, check_options, check_slots
+from mtkit.attention.registry import Mechanism, check_role, find, names_of_packages
 from mtkit.attention.slots import SLOTS
 from mtkit.errors import MtkitError, RecipeError, did_you_mean, shown
 from mtkit.memory import available_bytes, too_large, weights_within_memory
