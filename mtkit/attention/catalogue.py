@@ -102,29 +102,25 @@ def describe(name: str) -> str:
     Raises: MtkitError for an unknown name.
     """
     mechanism = find(name)
-    scores = measured().get(mechanism.name, {})
+    scores, path = measured().get(mechanism.name, {}), mechanism.longest_path
     facts = {
         "paper": mechanism.paper,
         "family": mechanism.family,
-        **({} if mechanism.package is None else {"package": mechanism.package}),
+        "package": mechanism.package,
         "roles": roles(mechanism),
         "cost": f"{mechanism.complexity}, growing with T to the power {mechanism.growth:g}",
-        **(
-            {}
-            if mechanism.longest_path is None
-            else {"path": f"{mechanism.longest_path}, in layers between any two tokens"}
-        ),
-        **({"good at": scores["good_at"]} if scores.get("good_at") else {}),
-        **({"measured": f"{scores['row']} (speed 1 is full's; docs/choose.md)"} if scores else {}),
+        "path": path and f"{path}, in layers between any two tokens",
+        "good at": scores.get("good_at") or None,
+        "measured": f"{scores['row']} (speed 1 is full's; docs/choose.md)" if scores else None,
         "weights": "yes" if mechanism.weights else "no",
         "slots": _slots(mechanism),
-        **({} if mechanism.kinds else {"mixes": _mixes(mechanism)}),
+        "mixes": None if mechanism.kinds else _mixes(mechanism),
     }
     documentation = inspect.getdoc(sys.modules[mechanism.kind.__module__]) or ""
     meanings = (inspect.getdoc(mechanism.kind) or "").partition("\n")[2].strip()
     parts = [
         f"{mechanism.name}: {mechanism.summary}",
-        "\n".join(f"  {key:8} {value}" for key, value in facts.items()),
+        "\n".join(f"  {key:8} {value}" for key, value in facts.items() if value is not None),
         "\n".join(["options (--attention-option NAME=VALUE, for one role ROLE.NAME=VALUE)", *_options(mechanism)]),
         textwrap.indent(meanings, "  "),
         textwrap.indent(documentation.partition("\n")[2].strip(), "  "),

@@ -42,10 +42,10 @@ class HeadAttention(Attention):
         self.regularizer: Regularizer | None = fill("regularizer", site)
         if self.regularizer is not None:
             self.learns_by_steps = False
-        if self.regularizer is not None and self.regularizer.reads_marks:
-            self.reads_marks = True
-        if self.regularizer is not None and self.regularizer.needs_weights and not self.weights:
-            raise MtkitError("this regularizer reads attention weights, but its mechanism has none")
+            if self.regularizer.reads_marks:
+                self.reads_marks = True
+            if self.regularizer.needs_weights and not self.weights:
+                raise MtkitError("this regularizer reads attention weights, but its mechanism has none")
 
     @property
     def scale(self) -> float:
