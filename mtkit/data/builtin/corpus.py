@@ -83,7 +83,7 @@ LONG = 0.02
 def corpus(settings: Grammar) -> dict[str, Callable[[], Iterator[GrammarSegment]]]:
     """Return the sides train, valid and test, each a function that iterates over its segments from the start.
 
-    Sources of test and valid are distinct and not in train. Raises nothing; the training side is not held in memory.
+    Sources of test and valid are distinct and not in train. The training side is not held in memory.
     """
 
     def held_out(side: str, size: int, taken: set[str]) -> list[GrammarSegment]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mtkit.errors import RecipeError, did_you_mean, shown
 
-Value = int | float | str
+Value = int | float
 Words = Sequence[str]
 Generator = Callable[[random.Random, Mapping[str, Any], int], tuple[Words, Words]]
 """Draws one segment: (generator of random numbers, options, length) -> (source words, target words)."""
@@ -15,27 +15,21 @@ Generator = Callable[[random.Random, Mapping[str, Any], int], tuple[Words, Words
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a task: a number in a range, or one of several names."""
+    """An option of a task: a number in a range."""
 
     default: Value
     about: str
     """One line of documentation."""
-    least: float = 0
-    most: float = 0
-    choices: Sequence[str] = ()
-    """The names to choose from; empty for a number."""
+    least: float
+    most: float
 
     @property
     def values(self) -> str:
         """The accepted values, for people."""
-        return " | ".join(self.choices) if self.choices else f"{self.least:,} to {self.most:,}"
+        return f"{self.least:,} to {self.most:,}"
 
     def check(self, key: str, value: Any) -> Value:
         """Return the value. Raises: RecipeError if it is not accepted."""
-        if self.choices:
-            if value in self.choices:
-                return str(value)
-            raise RecipeError(f"{key} = {shown(value)}: choose one of {', '.join(self.choices)}")
         kinds = (int,) if isinstance(self.default, int) else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not self.least <= value <= self.most:
             what = "a whole number" if isinstance(self.default, int) else "a number"
