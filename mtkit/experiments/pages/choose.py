@@ -191,7 +191,7 @@ def _minutes(question: Question, shown: Sequence[Question]) -> str:
 
 def _columns() -> str:
     return (
-        f"Cost: growth with the length T. FLOPs: those of a layer at {LENGTH:,} tokens, counted, with default options, "
+        f"Cost: growth with the length T. FLOPs: of one layer at {LENGTH:,} tokens, counted, with default options, "
         "relative to `full`. Speed: how many times faster than `full` the layer is, forward and backward, in processor "
         "time of one thread, in the encoder, or in the decoder for mechanisms without that role. State: memory that "
         "decoding keeps per hypothesis after 100 tokens of the probes. In `mtkit attentions`, mechanisms without a - "
