@@ -15,6 +15,7 @@ Cost: O(T (r + g) + g²).
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
@@ -31,48 +32,8 @@ from mtkit.attention.marks import sentences
 from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer
 from mtkit.attention.slots import WITHOUT_SCORES
 from mtkit.attention.sparse._node_update import NodeUpdate
+from mtkit.attention.sparse._relative_labels import RelativeLabels, distance_label
 from mtkit.errors import MtkitError
-
-
-class RelativeLabels(nn.Module):
-    """Relative position labels: adds scale * (q . a_label + b_label) to scores, with a table of (a, b) per head.
-
-    Label 0 is the same position, labels 1 to `clip` are keys to the right, clip + 1 to 2 clip keys to the left; the
-    last label of each side also covers greater distances. The last two labels are for a token outside and inside a
-    node's block. Paper: section 3.2; Shaw, Uszkoreit and Vaswani, 2018, arXiv 1803.02155.
-    """
-
-    undecayed = ("biases",)
-
-    def __init__(self, heads: int, width: int, *, clip: int) -> None:
-        super().__init__()
-        self.clip = clip
-        labels = 2 * clip + 3
-        self.vectors = nn.Parameter(0.02 * torch.randn(heads, labels, width))
-        self.biases = nn.Parameter(torch.zeros(heads, labels))
-
-    def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor:
-        """Return the bias (B, H, ..., T, S) by positions (..., T) and (..., S), with one product of q and the table."""
-        label = distance_label(key_position.unsqueeze(-2) - query_position.unsqueeze(-1), self.clip)
-        return self.by_label(q, scale).gather(-1, label.expand(*q.shape[:-1], label.shape[-1]))
-
-    def belonging(self, q: Tensor, member: Tensor, scale: float) -> Tensor:
-        """Return the bias (B, H, T, S) by membership (B or 1, 1, T, S): whether token and node belong together."""
-        apart, together = self.by_label(q, scale)[..., -2:].split(1, dim=-1)
-        return torch.where(member, together, apart)
-
-    def by_label(self, q: Tensor, scale: float) -> Tensor:
-        """Return what each label adds to a query's score, (B, H, ..., T, labels)."""
-        rows = q.flatten(2, -2)  # the batch is the heads alone, so that no table is copied for a block
-        scores = (rows @ self.vectors.transpose(-1, -2) + self.biases.unsqueeze(-2)) * scale
-        return scores.unflatten(2, q.shape[2:-1])
-
-
-def distance_label(distance: Tensor, clip: int) -> Tensor:
-    """Return the labels of keys at these distances to the right."""
-    distance = distance.clamp(-clip, clip)
-    return torch.where(distance < 0, clip - distance, distance)
-
 
 PREFIXES = {
     "qkv": dict[tuple[str, str], str](),
@@ -86,6 +47,36 @@ SHORTEST_BLOCK, LONGEST_BLOCK = 16, 64
 """Tokens that share a list of keys: longer blocks waste products, shorter ones copies of keys."""
 Heads = tuple[Tensor, Tensor]
 """Keys (B, G, S, K) and values (B, G, S, V)."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The tokens and the nodes of a layer, and which of them belong together."""
+
+    tokens: Tensor
+    """(B, T, D)"""
+    nodes: Tensor
+    """(B, g, D)"""
+    owner: Tensor
+    """(B or 1, T) number of each token's node."""
+    valid: Tensor
+    """(B, T)"""
+    padded: bool
+    """Whether some tokens may not be valid; if not, no mask is needed."""
+    token_heads: Heads
+    """Keys and values of tokens that tokens read."""
+
+    @property
+    def members(self) -> Tensor:
+        """Which node each token belongs to, (B or 1, 1, T, g)."""
+        numbers = torch.arange(self.nodes.shape[1], device=self.nodes.device)
+        return (self.owner.unsqueeze(-1) == numbers).unsqueeze(1)
+
+    @property
+    def real_nodes(self) -> Tensor:
+        """The nodes (B, g) that have a real token."""
+        last = self.owner.expand(self.valid.shape).masked_fill(~self.valid, -1).amax(1)
+        return torch.arange(self.nodes.shape[1], device=self.nodes.device) <= last.unsqueeze(1)
 
 
 class Etc(HeadAttention):
@@ -183,24 +174,28 @@ class Etc(HeadAttention):
         return self._attend(inputs, literal=True)
 
     def _attend(self, inputs: Inputs, literal: bool) -> Attended:
-        query, padded = inputs.query, inputs.query_valid
-        valid = query.new_ones(query.shape[:2], dtype=torch.bool) if padded is None else padded
-        node_rows = self._literal_node_rows if literal else self._node_rows
-        token_kv = self.keys_values(query)
+        query, valid = inputs.query, inputs.query_valid
+        padded = valid is not None
+        if valid is None:
+            valid = query.new_ones(query.shape[:2], dtype=torch.bool)
+        token_heads = self.keys_values(query)
         owner, count = self._owner(valid, inputs.query_marks)
-        nodes, carried = self._nodes(query, count, inputs.carry), None
-        if self.updates and not self.carries:
-            nodes = self._updated_nodes(nodes, node_rows(query, nodes, owner, valid, token_kv))
-        elif self.updates:
-            carried = self._updated_nodes(nodes, node_rows(query, nodes, owner, valid, token_kv))
+        graph = Graph(query, self._nodes(query, count, inputs.carry), owner, valid, padded, token_heads)
+        carried = None
+        if self.updates:
+            updated = self._updated_nodes(graph, literal)
+            if self.carries:
+                carried = updated
+            else:
+                graph = replace(graph, nodes=updated)
         if literal:
-            heads = self._literal_token_rows(query, nodes, owner, valid, token_kv)
+            heads = self._literal_token_rows(graph)
         elif self.by_sentence:
-            heads = self._token_rows_by_sentence(query, nodes, owner, valid, token_kv)
+            heads = self._token_rows_by_sentence(graph)
         else:
-            heads = self._token_rows(query, nodes, owner, padded, token_kv)
+            heads = self._token_rows(graph)
         return Attended(
-            self.merge_heads(heads, query), carry=carried, losses=self.losses(heads, token_kv[1], None, valid)
+            self.merge_heads(heads, query), carry=carried, losses=self.losses(heads, token_heads[1], None, valid)
         )
 
     def _owner(self, valid: Tensor, marks: Tensor | None) -> tuple[Tensor, int]:
@@ -224,28 +219,27 @@ class Etc(HeadAttention):
             raise MtkitError("etc needs the global nodes that the layer below carries")
         return carry
 
-    def _updated_nodes(self, nodes: Tensor, heads: Tensor) -> Tensor:
+    def _updated_nodes(self, graph: Graph, literal: bool) -> Tensor:
         """Residual and norm around the nodes' attention, then around their feed-forward, as in the paper."""
+        heads = self._literal_node_rows(graph) if literal else self._node_rows(graph)
         projection = self.out_proj if self.share == "qkv" else self.global_out_proj
-        updated: Tensor = self.node_update(nodes, projection(self.merged(heads, nodes)))
+        updated: Tensor = self.node_update(graph.nodes, projection(self.merged(heads, graph.nodes)))
         return updated
 
-    def _token_rows_by_sentence(
-        self, tokens: Tensor, nodes: Tensor, owner: Tensor, valid: Tensor, token_kv: Heads
-    ) -> Tensor:
+    def _token_rows_by_sentence(self, graph: Graph) -> Tensor:
         """Return the same as `_token_rows` for nodes of sentences, whose tokens differ between segments.
 
         Queries go in blocks: the keys of a block are all nodes and the tokens within reach.
         """
-        q, labels, real = self.queries(tokens), self.labels, self._real_nodes(valid, owner, nodes)
-        node_k, node_v = (expand_heads(x, self.site.heads) for x in self._keys_values("token", "node", nodes, token_kv))
-        k, v = (expand_heads(x, self.site.heads) for x in token_kv)
-        member, at = self._members(owner, nodes).unsqueeze(1), torch.arange(tokens.shape[1], device=tokens.device)
+        q, labels, length = self.queries(graph.tokens), self.labels, graph.tokens.shape[1]
+        node_k, node_v = (expand_heads(x, self.site.heads) for x in self._keys_values("token", "node", graph))
+        k, v = (expand_heads(x, self.site.heads) for x in graph.token_heads)
+        member, real, at = graph.members, graph.real_nodes, torch.arange(length, device=q.device)
         heads, size = [], max(LONGEST_BLOCK, 2 * self.radius)
-        for start in range(0, tokens.shape[1], size):
+        for start in range(0, length, size):
             some, near = slice(start, start + size), slice(max(start - self.radius, 0), start + size + self.radius)
             distance = at[near] - at[some].unsqueeze(-1)
-            seen = (distance.abs() <= self.radius) & valid[:, None, None, near]
+            seen = (distance.abs() <= self.radius) & graph.valid[:, None, None, near]
             nodes_seen = real[:, None, None] & (member[:, :, some] | (not self.hard_l2g))
             visible = torch.cat([nodes_seen.expand(*seen.shape[:3], -1), seen], -1)
             scores = scores_of(q[:, :, some], torch.cat([node_k, k[:, :, near]], 2), self.scale)
@@ -256,72 +250,59 @@ class Etc(HeadAttention):
             heads.append(weighted(weights, torch.cat([node_v, v[:, :, near]], 2)))
         return torch.cat(heads, 2)
 
-    def _token_rows(
-        self, tokens: Tensor, nodes: Tensor, owner: Tensor, valid: Tensor | None, token_kv: Heads
-    ) -> Tensor:
+    def _token_rows(self, graph: Graph) -> Tensor:
         """Return the heads' outputs (B, H, T, V) of tokens: one softmax over the band and the nodes."""
-        q, labels = self.queries(tokens), self.labels
+        q, labels = self.queries(graph.tokens), self.labels
+        of_nodes = self._keys_values("token", "node", graph)
         k, v = (
-            torch.cat(pair, 2)
-            for pair in zip(token_kv, self._keys_values("token", "node", nodes, token_kv), strict=True)
+            expand_heads(torch.cat(pair, 2), self.site.heads) for pair in zip(graph.token_heads, of_nodes, strict=True)
         )
-        k, v = (expand_heads(x, self.site.heads) for x in (k, v))
         by_label = None if labels is None else LabelScores(labels.vectors, labels.biases)
         clip = 0 if labels is None else labels.clip
-        sizes = q.shape[2], nodes.shape[1], self.radius, self.block
+        sizes = q.shape[2], graph.nodes.shape[1], self.radius, self.block
         lists = token_lists(*sizes, clip=clip, hard=self.hard_l2g, device=q.device)
-        missing = None if valid is None else ~torch.cat([valid, self._real_nodes(valid, owner, nodes)], dim=1)
+        missing = ~torch.cat([graph.valid, graph.real_nodes], dim=1) if graph.padded else None
         return attend_listed(q, k, v, by_label, lists, missing=missing, scale=self.scale, dropout=self.dropout)
 
-    def _node_rows(self, tokens: Tensor, nodes: Tensor, owner: Tensor, valid: Tensor, token_kv: Heads) -> Tensor:
+    def _node_rows(self, graph: Graph) -> Tensor:
         """Return the heads' outputs (B, H, g, V) of nodes: one softmax over the nodes and the tokens."""
-        q, labels = self._node_queries(nodes), self.node_labels
-        member, at = self._members(owner, nodes).mT.unsqueeze(1), torch.arange(nodes.shape[1], device=nodes.device)
+        q, labels, member = self._node_queries(graph.nodes), self.node_labels, graph.members.mT
+        at = torch.arange(graph.nodes.shape[1], device=q.device)
         near = attend_part(
             q,
-            *self._keys_values("node", "node", nodes, token_kv),
+            *self._keys_values("node", "node", graph),
             scale=self.scale,
-            visible=self._real_nodes(valid, owner, nodes)[:, None, None],
+            visible=graph.real_nodes[:, None, None],
             bias=None if labels is None else labels.bias(q, at, at, self.scale),
             dropout=self.dropout,
         )
         far = attend_part(
             q,
-            *self._keys_values("node", "token", tokens, token_kv),
+            *self._keys_values("node", "token", graph),
             scale=self.scale,
-            visible=self._tokens_seen(member, valid),
+            visible=self._tokens_seen(graph),
             bias=None if labels is None else labels.belonging(q, member, self.scale),
             dropout=self.dropout,
         )
         return join_parts([near, far])[0]
 
-    def _literal_token_rows(
-        self, tokens: Tensor, nodes: Tensor, owner: Tensor, valid: Tensor, token_kv: Heads
-    ) -> Tensor:
-        member, at = self._members(owner, nodes).unsqueeze(1), torch.arange(tokens.shape[1], device=tokens.device)
+    def _literal_token_rows(self, graph: Graph) -> Tensor:
+        member, at = graph.members, torch.arange(graph.tokens.shape[1], device=graph.tokens.device)
         distance = at - at.unsqueeze(-1)
-        seen = (distance.abs() <= self.radius) & valid[:, None, None]
-        nodes_seen = self._real_nodes(valid, owner, nodes)[:, None, None] & (member | (not self.hard_l2g))
+        seen = (distance.abs() <= self.radius) & graph.valid[:, None, None]
+        nodes_seen = graph.real_nodes[:, None, None] & (member | (not self.hard_l2g))
         visible = torch.cat([nodes_seen.expand(*seen.shape[:3], -1), seen], dim=-1)
-        read = (
-            self._keys_values("token", "node", nodes, token_kv),
-            self._keys_values("token", "token", tokens, token_kv),
-        )
+        read = self._keys_values("token", "node", graph), self._keys_values("token", "token", graph)
         kinds = [(member, True), (distance, False)]
-        return self._literal(self.queries(tokens), read, visible, self.labels, kinds)
+        return self._literal(self.queries(graph.tokens), read, visible, self.labels, kinds)
 
-    def _literal_node_rows(
-        self, tokens: Tensor, nodes: Tensor, owner: Tensor, valid: Tensor, token_kv: Heads
-    ) -> Tensor:
-        member, at = self._members(owner, nodes).mT.unsqueeze(1), torch.arange(nodes.shape[1], device=nodes.device)
-        real = self._real_nodes(valid, owner, nodes)[:, None, None].expand(-1, 1, len(at), -1)
-        visible = torch.cat([real, self._tokens_seen(member, valid).expand(-1, 1, len(at), -1)], dim=-1)
-        read = (
-            self._keys_values("node", "node", nodes, token_kv),
-            self._keys_values("node", "token", tokens, token_kv),
-        )
-        kinds = [(at - at.unsqueeze(-1), False), (member, True)]
-        return self._literal(self._node_queries(nodes), read, visible, self.node_labels, kinds)
+    def _literal_node_rows(self, graph: Graph) -> Tensor:
+        at = torch.arange(graph.nodes.shape[1], device=graph.nodes.device)
+        real = graph.real_nodes[:, None, None].expand(-1, 1, len(at), -1)
+        visible = torch.cat([real, self._tokens_seen(graph).expand(-1, 1, len(at), -1)], dim=-1)
+        read = self._keys_values("node", "node", graph), self._keys_values("node", "token", graph)
+        kinds = [(at - at.unsqueeze(-1), False), (graph.members.mT, True)]
+        return self._literal(self._node_queries(graph.nodes), read, visible, self.node_labels, kinds)
 
     def _literal(
         self,
@@ -349,32 +330,21 @@ class Etc(HeadAttention):
             scores = scores + by_label + labels.biases[:, label].transpose(0, 1)
         return weighted(safe_softmax(scores * self.scale, visible), v)
 
-    def _members(self, owner: Tensor, nodes: Tensor) -> Tensor:
-        """Return which node each token belongs to, (B or 1, T, g)."""
-        return owner.unsqueeze(-1) == torch.arange(nodes.shape[1], device=nodes.device)
-
-    def _real_nodes(self, valid: Tensor, owner: Tensor, nodes: Tensor) -> Tensor:
-        """Return the nodes (B, g) that have a real token."""
-        last = owner.expand(valid.shape).masked_fill(~valid, -1).amax(1)
-        return torch.arange(nodes.shape[1], device=nodes.device) <= last.unsqueeze(1)
-
-    def _tokens_seen(self, member: Tensor, valid: Tensor) -> Tensor:
-        """Return which tokens nodes see, (B, 1, 1 or g, T), from members (B or 1, 1, g, T)."""
-        shown = valid[:, None, None]
-        return shown & member if self.hard_g2l else shown
+    def _tokens_seen(self, graph: Graph) -> Tensor:
+        """Return which tokens nodes see, (B, 1, 1 or g, T)."""
+        real = graph.valid[:, None, None]
+        return real & graph.members.mT if self.hard_g2l else real
 
     def _node_queries(self, nodes: Tensor) -> Tensor:
         """Return the nodes' queries (B, H, g, K)."""
         return self.projection.queries((self.q_proj if self.share == "qkv" else self.global_q_proj)(nodes))
 
-    def _keys_values(self, reader: str, kind: str, x: Tensor, token_kv: Heads) -> Heads:
-        """Return keys and values of x (kind "token" or "node") as the reader sees them.
-
-        `token_kv` are the keys and values of tokens that tokens read.
-        """
+    def _keys_values(self, reader: str, kind: str, graph: Graph) -> Heads:
+        """Return keys and values of one kind ("token" or "node") as a reader of one kind sees them."""
         prefix = PREFIXES[self.share].get((reader, kind), "")
         if kind == "token" and not prefix:
-            return token_kv
+            return graph.token_heads
+        x = graph.tokens if kind == "token" else graph.nodes
         k, v = (getattr(self, f"{prefix}{name}")(x) for name in ("k_proj", "v_proj"))
         return self.projection.keys(k), self.projection.values(v)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention import build
-from mtkit.attention.sparse.etc import RelativeLabels, distance_label
+from mtkit.attention.sparse._relative_labels import RelativeLabels, distance_label
 from mtkit.errors import MtkitError
 from tests.attention.small import refusals
 
