@@ -18,16 +18,8 @@ from mtkit.attention.bases.pattern_attention import HeadGroup
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.bases.shared_rows import append_rows, has_one_row_per_position, is_fixed, start_rows, with_room_for
 from mtkit.attention.contract import Attended, Beginning, Inputs, State, packing
-from mtkit.attention.kernels.dot_product import (
-    attend,
-    attend_cached,
-    cached_is_faster,
-    is_plain,
-    numbers,
-    position_of,
-    safe_softmax,
-    supports_cached,
-)
+from mtkit.attention.kernels.cached_rows import attend_cached, cached_is_faster, supports_cached
+from mtkit.attention.kernels.dot_product import attend, is_plain, numbers, position_of, safe_softmax
 from mtkit.attention.kernels.gpu.short import project_and_attend, projects_short
 from mtkit.attention.slots import Projection
 
