@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.flash.parts import KERNEL, KERNEL_BACKWARD, added, attend_parts, position_rows
 from mtkit.attention.kernels.pattern import Union
-from mtkit.attention.kernels.pattern_blocks import Fold, WindowLayout, add_windows, room, surely_all
+from mtkit.attention.kernels.pattern_blocks import Fold, WindowLayout, surely_all
+from mtkit.attention.kernels.window_views import add_windows, room
 
 ROWS_AT_ONCE = 1 << 13
 """Queries of all heads that are worked on at a time."""

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.pattern_blocks import windows
+from mtkit.attention.kernels.window_views import windows
 
 
 @pytest.mark.parametrize(
