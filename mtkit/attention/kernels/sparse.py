@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.kernels.chunks import rows_at
-from mtkit.attention.kernels.dot_product import attend, expand_heads, scores_of, weigh, weighted
+from mtkit.attention.kernels.dot_product import attend, expand_heads, is_plain, scores_of, weigh, weighted
 from mtkit.attention.kernels.flash.parts import KernelRows, Laid, LaidPart, attend_parts, can_fuse
 from mtkit.attention.kernels.flash.windows import attend_windows, windows_are_faster
 from mtkit.attention.kernels.fused import fused_attention
@@ -70,8 +70,8 @@ def sparse_attend(
         if Band(pattern.back, pattern.ahead).covers(length, causal):
             return _attend_streams(q, k, v, pattern.dilation, scale, causal, valid, dropout), None
     shown, size = None if causal else valid, block_size(pattern)
-    if positions is not None and not (positions.on_scores or positions.on_values):
-        positions = None  # nothing that is left to do
+    if is_plain(positions):
+        positions = None
     if positions is None and size:
         blocks = torch.arange(-(-q.shape[2] // size), device=q.device)
         picks = picks_of(pattern, size, blocks, -(-k.shape[2] // size), causal)
@@ -154,10 +154,19 @@ def _attend_streams(
 
 
 def _with_rows(
-    heads: Tensor, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float, causal: bool, *how: Any
+    heads: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    scale: float,
+    causal: bool,
+    valid: Tensor | None,
+    positions: Positions | None,
+    dropout: float,
 ) -> Tensor:
     """The heads' outputs (B, H, T, V), including the queries that see all keys."""
-    inputs = k, v, scale, causal, *how
+    inputs = k, v, scale, causal, valid, positions, dropout
     if rows := max((member.count for member in pattern.members if isinstance(member, Rows)), default=0):
         heads = torch.cat([_attend_rows(q[:, :, :rows], *inputs), heads[:, :, rows:]], 2)
     for member in pattern.members:
