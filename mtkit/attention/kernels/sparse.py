@@ -9,7 +9,7 @@ whole blocks of one size, some of them picked, no parts are needed (`picked_bloc
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,16 @@ Part = tuple[Layout, Callable[[Tensor, Tensor, Tensor], list[QueryBlocks]]]
 """A layout, and the function that lays out queries, keys and values."""
 
 
+class How(NamedTuple):
+    """Arguments of `sparse_attend` that all its forms read."""
+
+    scale: float
+    causal: bool
+    valid: Tensor | None
+    positions: Positions | None
+    dropout: float
+
+
 def sparse_attend(
     q: Tensor,
     k: Tensor,
@@ -55,30 +65,30 @@ def sparse_attend(
     (B, G, S, K) with valid (B, S). Relative positions do not combine with a grid, which unites with no
     other pattern, or with last rows, which are not causal.
     """
+    how = How(scale, causal, valid, positions, dropout)
     if pattern.covers(k.shape[2], causal):
-        how: dict[str, Any] = {"causal": causal, "valid": valid, "positions": positions, "need_weights": need_weights}
-        return attend(q, k, v, scale=scale, dropout=dropout, **how)
+        return attend(q, k, v, need_weights=need_weights, **how._asdict())
     if need_weights:
         i, j = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
         return dense_attend(
             q, k, v, visible_pairs(pattern.sees(i.unsqueeze(-1), j), causal, valid), scale, positions, dropout
         )
     if isinstance(pattern, Grid):
-        return _attend_grid(q, k, v, pattern, scale, causal, valid, dropout), None
+        return _attend_grid(q, k, v, pattern, how), None
     if positions is None and isinstance(pattern, Band) and pattern.dilation > 1:
         length = -(-q.shape[2] // pattern.dilation)
         if Band(pattern.back, pattern.ahead).covers(length, causal):
-            return _attend_streams(q, k, v, pattern.dilation, scale, causal, valid, dropout), None
-    shown, size = None if causal else valid, block_size(pattern)
+            return _attend_streams(q, k, v, pattern.dilation, how), None
     if is_plain(positions):
-        positions = None
-    if positions is None and size:
+        how = how._replace(positions=None)
+    shown, size = how._replace(valid=None if causal else valid), block_size(pattern)
+    if how.positions is None and size:
         blocks = torch.arange(-(-q.shape[2] // size), device=q.device)
         picks = picks_of(pattern, size, blocks, -(-k.shape[2] // size), causal)
-        heads = attend_picked(q, k, v, picks, size, scale=scale, causal=causal, valid=shown, dropout=dropout)
+        heads = attend_picked(q, k, v, picks, size, scale=scale, causal=causal, valid=shown.valid, dropout=dropout)
     else:
-        heads = _attend_parts(q, k, v, pattern, scale, causal, shown, positions, dropout)
-    return _with_rows(heads, q, k, v, pattern, scale, causal, valid, positions, dropout), None
+        heads = _attend_parts(q, k, v, pattern, shown)
+    return _with_rows(heads, q, k, v, pattern, how), None
 
 
 def visible_pairs(seen: Tensor, causal: bool, valid: Tensor | None) -> Tensor:
@@ -112,24 +122,22 @@ def dense_attend(
     )
 
 
-def _attend_grid(
-    q: Tensor, k: Tensor, v: Tensor, grid: Grid, scale: float, causal: bool, valid: Tensor | None, dropout: float
-) -> Tensor:
+def _attend_grid(q: Tensor, k: Tensor, v: Tensor, grid: Grid, how: How) -> Tensor:
     """The heads' outputs; a rectangle of queries attends to a rectangle of keys, whose numbers are listed.
 
     The backward pass computes the weights again: kept for it, they would take twenty times the memory of `full`.
     """
-    layout, lists = grid_lists(grid, q.shape[2], causal, q.device)
+    layout, lists = grid_lists(grid, q.shape[2], how.causal, q.device)
     k, v = (expand_heads(x, q.shape[1]) for x in (k, v))
-    missing = None if causal or valid is None else ~valid
-    heads = attend_listed(layout.split_blocks(q), k, v, None, lists, missing=missing, scale=scale, dropout=dropout)
+    missing = None if how.causal or how.valid is None else ~how.valid
+    heads = attend_listed(
+        layout.split_blocks(q), k, v, None, lists, missing=missing, scale=how.scale, dropout=how.dropout
+    )
     return layout.join_blocks(heads)
 
 
-def _attend_streams(
-    q: Tensor, k: Tensor, v: Tensor, dilation: int, scale: float, causal: bool, valid: Tensor | None, dropout: float
-) -> Tensor:
-    """The heads' outputs where each query sees all keys a multiple of `dilation` away: full attention in each stream.
+def _attend_streams(q: Tensor, k: Tensor, v: Tensor, dilation: int, how: How) -> Tensor:
+    """The heads' outputs if each query sees all keys a multiple of `dilation` away: full attention in each stream.
 
     It needs no mask of its own, and the kernel leaves out the future.
     """
@@ -143,97 +151,68 @@ def _attend_streams(
         padded = F.pad(x, (0, 0, 0, rest)) if rest else x
         return padded.unflatten(2, (steps, dilation)).permute(0, 3, 1, 2, 4).flatten(0, 1)
 
-    real = valid
-    if not causal and (rest or valid is not None):
-        valid = q.new_ones(1, length, dtype=torch.bool) if valid is None else valid
-        valid = F.pad(valid, (0, rest)).unflatten(1, (steps, dilation)).transpose(1, 2)
-        real = valid.expand(batch, -1, -1).flatten(0, 1)
-    heads, _ = attend(*(streams(x) for x in (q, k, v)), scale=scale, causal=causal, valid=real, dropout=dropout)
+    real = how.valid
+    if not how.causal and (rest or real is not None):
+        real = q.new_ones(1, length, dtype=torch.bool) if real is None else real
+        real = F.pad(real, (0, rest)).unflatten(1, (steps, dilation)).transpose(1, 2)
+        real = real.expand(batch, -1, -1).flatten(0, 1)
+    heads, _ = attend(*(streams(x) for x in (q, k, v)), **how._replace(valid=real)._asdict())
     heads = heads.unflatten(0, (batch, dilation)).permute(0, 2, 3, 1, 4)  # (B, H, T / streams, streams, V)
     return heads.flatten(2, 3)[:, :, :length]
 
 
-def _with_rows(
-    heads: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: Pattern,
-    scale: float,
-    causal: bool,
-    valid: Tensor | None,
-    positions: Positions | None,
-    dropout: float,
-) -> Tensor:
+def _with_rows(heads: Tensor, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, how: How) -> Tensor:
     """The heads' outputs (B, H, T, V), including the queries that see all keys."""
-    inputs = k, v, scale, causal, valid, positions, dropout
     if rows := max((member.count for member in pattern.members if isinstance(member, Rows)), default=0):
-        heads = torch.cat([_attend_rows(q[:, :, :rows], *inputs), heads[:, :, rows:]], 2)
+        heads = torch.cat([_attend_rows(q[:, :, :rows], k, v, how), heads[:, :, rows:]], 2)
     for member in pattern.members:
         if isinstance(member, LastRows):
-            assert not causal, "the last rows of a causal segment are unknown before its end"
+            assert not how.causal, "the last rows of a causal segment are unknown before its end"
             place = member.rows(q.shape[2])[:, None, None].expand(len(q), -1, -1, -1)  # (B, 1, 1, rows)
-            of_member, column = _attend_rows(rows_at(q, place).squeeze(2), *inputs), place.transpose(-1, -2)
+            of_member, column = _attend_rows(rows_at(q, place).squeeze(2), k, v, how), place.transpose(-1, -2)
             others = rows_at(heads, place).squeeze(2)
             of_member = of_member.where(column >= member.first.view(-1, 1, 1, 1), others)
             heads = heads.scatter(2, column.expand_as(of_member), of_member)
     return heads
 
 
-def _attend_rows(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    causal: bool,
-    valid: Tensor | None,
-    positions: Positions | None,
-    dropout: float,
-) -> Tensor:
+def _attend_rows(q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
     """The outputs of the queries q (B, H, rows, K), the first, over all keys; the fused kernel is slow for few."""
-    if causal:  # no key behind the last row is seen by any of them
+    if how.causal:  # no key behind the last row is seen by any of them
         k, v = (x[:, :, : q.shape[2]] for x in (k, v))
     i, j = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
     seen = torch.ones(len(i), len(j), dtype=torch.bool, device=q.device)
-    visible = visible_pairs(seen, causal, valid).expand(1 if causal or valid is None else len(q), 1, -1, -1)
+    segments = 1 if how.causal or how.valid is None else len(q)
+    visible = visible_pairs(seen, how.causal, how.valid).expand(segments, 1, -1, -1)
     q, k, v, visible = (x[:, :, None, None] for x in (q, k, v, visible))  # one block
     tile = QueryBlocks(q, k, v, visible, i.view(1, 1, -1), j.view(1, 1, -1))
-    return _attend_part(tile, scale, positions, dropout)[0][:, :, 0, 0]
+    return _attend_part(tile, how)[0][:, :, 0, 0]
 
 
-def _attend_parts(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: Pattern,
-    scale: float,
-    causal: bool,
-    valid: Tensor | None,
-    positions: Positions | None,
-    dropout: float,
-) -> Tensor:
+def _attend_parts(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, how: How) -> Tensor:
     """The heads' outputs (B, H, T, V) over the members of the pattern, its rows excepted."""
     if k.shape[1] != v.shape[1]:
         k, v = (expand_heads(x, q.shape[1]) for x in (k, v))
     inputs = q, k, v
-    parts = _parts(pattern, q.shape[2], causal, valid, positions is not None)
-    fusable = positions is None and not dropout and can_fuse(q, v)
+    parts = _parts(pattern, q.shape[2], how)
+    fusable = how.positions is None and not how.dropout and can_fuse(q, v)
     if len(parts) == 1:
         [(layout, lay)] = parts
         if fusable and isinstance(layout, WindowLayout) and windows_are_faster(q, layout):
-            return attend_windows(*inputs, layout, scale=scale, valid=valid)
-        return layout.join_blocks([_attend(block, scale, positions, dropout) for block in lay(*inputs)])
+            return attend_windows(*inputs, layout, scale=how.scale, valid=how.valid)
+        return layout.join_blocks([_attend(block, how) for block in lay(*inputs)])
     if fusable:
-        return attend_parts(*inputs, [LaidPart(partial(_laid, *part)) for part in parts], scale=scale)
+        return attend_parts(*inputs, [LaidPart(partial(_laid, *part)) for part in parts], scale=how.scale)
     attended = []
     for layout, lay in parts:
-        heads, sums = zip(*[_attend_part(block, scale, positions, dropout) for block in lay(*inputs)], strict=True)
+        heads, sums = zip(*[_attend_part(block, how) for block in lay(*inputs)], strict=True)
         attended.append((layout.join_blocks(list(heads)), layout.join_blocks(list(sums))))
     return join_parts(attended)[0]
 
 
-def _parts(pattern: Pattern, length: int, causal: bool, valid: Tensor | None, relative: bool) -> list[Part]:
+def _parts(pattern: Pattern, length: int, how: How) -> list[Part]:
     """The layouts of the pattern's members, except its rows."""
+    causal, valid, relative = how.causal, how.valid, how.positions is not None
     columns = Columns(max((member.count for member in pattern.members if isinstance(member, Columns)), default=0))
     parts: list[Part] = []
     earlier: Pattern = Union(())
@@ -281,11 +260,12 @@ def _by_dilation(pattern: Pattern) -> list[list[Window]]:
     return [list(group) for _, group in groupby(windows, key=lambda window: window.dilation)]
 
 
-def _attend(blocks: QueryBlocks, scale: float, positions: Positions | None, dropout: float) -> Tensor:
+def _attend(blocks: QueryBlocks, how: How) -> Tensor:
     """The heads' outputs (B, H, streams, blocks, c, V) of a single part."""
+    scale, positions, dropout = how.scale, how.positions, how.dropout
     if positions is not None and positions.on_values:
-        return _attend_part(blocks, scale, positions, dropout)[0]
-    fold, bias = Fold(blocks.q, blocks.k), _bias(blocks, positions, scale)
+        return _attend_part(blocks, how)[0]
+    fold, bias = Fold(blocks.q, blocks.k), _bias(blocks, how)
     simple = None if bias is not None else fold.simple_mask(blocks.visible)
     q, k, v = fold.queries(blocks.q), fold.keys(blocks.k), fold.keys(blocks.v)
     if simple is not None:
@@ -303,20 +283,19 @@ def _attend(blocks: QueryBlocks, scale: float, positions: Positions | None, drop
     return output if surely_all(some) else output * some
 
 
-def _attend_part(
-    blocks: QueryBlocks, scale: float, positions: Positions | None, dropout: float
-) -> tuple[Tensor, Tensor]:
+def _attend_part(blocks: QueryBlocks, how: How) -> tuple[Tensor, Tensor]:
     """The heads' outputs (B, H, streams, blocks, c, V) over only these keys, and their log-sum-exp (..., c, 1)."""
-    weights, log_sum = softmax_with_sum(blocks.q, blocks.k, scale, blocks.visible, _bias(blocks, positions, scale))
-    dropped = F.dropout(weights, dropout) if dropout else weights
+    positions, bias = how.positions, _bias(blocks, how)
+    weights, log_sum = softmax_with_sum(blocks.q, blocks.k, how.scale, blocks.visible, bias)
+    dropped = F.dropout(weights, how.dropout) if how.dropout else weights
     heads = weighted(dropped, blocks.v)
     extra = None if positions is None else positions.values(dropped, blocks.query_position, blocks.key_position)
     return heads if extra is None else heads + extra.type_as(heads), log_sum
 
 
-def _bias(blocks: QueryBlocks, positions: Positions | None, scale: float) -> Tensor | None:
+def _bias(blocks: QueryBlocks, how: How) -> Tensor | None:
     """The bias (1 or B, H, streams, blocks, c, L), of length 1 along axes on which it is constant."""
-    if positions is None:
+    if how.positions is None:
         return None
-    bias = positions.bias(blocks.q, blocks.query_position, blocks.key_position, scale)
+    bias = how.positions.bias(blocks.q, blocks.query_position, blocks.key_position, how.scale)
     return bias if bias is None or bias.dim() == blocks.q.dim() else bias.unsqueeze(0)
