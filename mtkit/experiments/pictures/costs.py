@@ -5,28 +5,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from mtkit.experiments.pictures.canvas import (
-    DPI,
-    FAINT,
-    INK,
-    MIXED,
-    STYLES,
-    entitle,
-    new_figure,
-    shortened,
-    style_of,
-)  # fmt: skip
+from mtkit.experiments.pictures.canvas import DPI, FAINT, INK, MIXED, STYLES, entitle, new_figure, shortened, style_of
 from mtkit.experiments.pictures.labels import Box, label_places
-from mtkit.experiments.pictures.points import (
-    Point,
-    is_wide,
-    listed,
-    logarithmic,
-    omissions,
-    scale_of,
-    scored,
-    short,
-)  # fmt: skip
+from mtkit.experiments.pictures.points import Point, is_wide, listed, logarithmic, omissions, scale_of, scored, short
 from mtkit.memory import in_words
 
 DOT = 4.5

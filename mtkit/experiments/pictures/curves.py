@@ -7,15 +7,7 @@ import numpy as np
 
 from mtkit.evaluation.plots import SHOWN
 from mtkit.experiments.pictures.canvas import FAINT, INK, STYLES, entitle, new_figure, shortened
-from mtkit.experiments.pictures.points import (
-    Point,
-    is_wide,
-    logarithmic,
-    omissions,
-    scale_of,
-    scored,
-    short,
-)  # fmt: skip
+from mtkit.experiments.pictures.points import Point, is_wide, logarithmic, omissions, scale_of, scored, short
 
 ACROSS = {
     "updates": ("update", "updates"),
