@@ -219,16 +219,7 @@ class Attention(nn.Module):
         B, T and S may be 0.
         """
         inputs = Inputs(
-            query,
-            memory,
-            query_valid,
-            memory_valid,
-            carry,
-            memory_carry,
-            task,
-            need_weights,
-            query_marks,
-            memory_marks,
+            query, memory, query_valid, memory_valid, carry, memory_carry, task, need_weights, query_marks, memory_marks
         )
         if query.shape[0] and query.shape[1] and (memory is None or memory.shape[1]):
             return self.attend(inputs)

@@ -89,11 +89,7 @@ class Projection(Slot):
     @property
     def widths(self) -> tuple[int, int, int]:
         """Output widths of `q_proj`, `k_proj` and `v_proj`."""
-        return (
-            self.heads * self.key_width,
-            self.key_heads * self.key_width,
-            self.value_heads * self.value_width,
-        )
+        return (self.heads * self.key_width, self.key_heads * self.key_width, self.value_heads * self.value_width)
 
     @property
     def joined_width(self) -> int:

@@ -104,11 +104,7 @@ def score_contrastive(
 
 
 def _score_items(
-    translator: Translator,
-    items: Sequence[Item],
-    direction: str,
-    limits: ContextLimits | None,
-    on_progress: OnProgress,
+    translator: Translator, items: Sequence[Item], direction: str, limits: ContextLimits | None, on_progress: OnProgress
 ) -> list[dict[str, Any]]:
     """Score each distinct translation of a source in its context once; return a row for each item."""
     places: dict[tuple[Any, ...], int] = {}

@@ -92,9 +92,7 @@ def compare_systems(
                     _bootstrap_p(resampled[0][number], resampled[system][number], distance, tie) if paired else None,
                     p_value(distances[system - 1][number], distance, tie) if distances else None,
                     statistics.signature(
-                        bs=resamples if paired else None,
-                        ar=trials if distances else None,
-                        seed=str(seed()).lower(),
+                        bs=resamples if paired else None, ar=trials if distances else None, seed=str(seed()).lower()
                     ),
                 )
             )

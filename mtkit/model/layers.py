@@ -23,11 +23,7 @@ class StackPass:
     """
 
     def __init__(
-        self,
-        *,
-        losses: dict[str, Tensor] | None = None,
-        log_prob: Tensor | None = None,
-        weights: Weights | None = None,
+        self, *, losses: dict[str, Tensor] | None = None, log_prob: Tensor | None = None, weights: Weights | None = None
     ) -> None:
         """`weights` gathers the attention weights of the roles that it contains."""
         self.self_carry: Any = None

@@ -121,11 +121,7 @@ class Transformer(Network):
         state: State = {"position": position, "shortlist": shortlist, "sentence": sentence}
         for number, layer in enumerate(self._decoder_layers):
             self_state, self_carry = layer.self_attention.start(
-                batch_size,
-                hypotheses=hypotheses,
-                carry=self_carry,
-                memory_carry=encoded.carry,
-                task=encoded.task,
+                batch_size, hypotheses=hypotheses, carry=self_carry, memory_carry=encoded.carry, task=encoded.task
             )
             cross_state, cross_carry = layer.cross_attention.start(
                 batch_size,

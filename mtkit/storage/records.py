@@ -33,12 +33,7 @@ stored = with_config(ConfigDict(extra="allow"))
 
 
 def read_stored(
-    path: Path,
-    kind: type[T],
-    advice: str,
-    *,
-    error: type[MtkitError] = MtkitError,
-    version: int | None = None,
+    path: Path, kind: type[T], advice: str, *, error: type[MtkitError] = MtkitError, version: int | None = None
 ) -> T:
     """Read a JSON file as `kind`, a TypedDict or a dataclass, without type conversions.
 

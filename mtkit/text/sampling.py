@@ -230,8 +230,7 @@ class UnigramSampling:
             self._clear()
         known = map(self._ends.get, words)
         place = np.array(
-            [self._filter(word) if end is None else end for word, end in zip(words, known, strict=True)],
-            dtype=np.int64,
+            [self._filter(word) if end is None else end for word, end in zip(words, known, strict=True)], dtype=np.int64
         )
         until = np.frombuffer(self._until, dtype=np.uint64)
         piece, previous = (np.frombuffer(values, dtype=np.int32) for values in (self._piece, self._before))

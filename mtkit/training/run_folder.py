@@ -115,10 +115,7 @@ def open_folder(
         "init_from": None if init_from is None else init_from.folder.name,
         "origins": [],
         "packages": attention_packages(recipe),
-        "vocabularies": {
-            "source": prepared.tokenizers.source.size,
-            "target": prepared.tokenizers.target.size,
-        },
+        "vocabularies": {"source": prepared.tokenizers.source.size, "target": prepared.tokenizers.target.size},
         "tokenizer": vocabulary_of(prepared.folder / "tokenizer"),
     }
     if can_resume(folder):

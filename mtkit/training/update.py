@@ -35,12 +35,7 @@ class Updater:
     """Applies updates to a model; all measurements stay on the device until they are read."""
 
     def __init__(
-        self,
-        model: Network,
-        recipe: Recipe,
-        world: World,
-        precision: Precision,
-        say: Say = lambda line: None,
+        self, model: Network, recipe: Recipe, world: World, precision: Precision, say: Say = lambda line: None
     ) -> None:
         """`say` prints a line for the user if memory turns out to be short.
 

@@ -43,12 +43,7 @@ class TalkingHeads(ScoreAttention):
     )
 
     def __init__(
-        self,
-        site: Site,
-        *,
-        key_heads: HeadCount = None,
-        softmax_heads: HeadCount = None,
-        value_heads: HeadCount = None,
+        self, site: Site, *, key_heads: HeadCount = None, softmax_heads: HeadCount = None, value_heads: HeadCount = None
     ) -> None:
         keys, self.softmax_heads, values = (count or site.heads for count in (key_heads, softmax_heads, value_heads))
         projection = _HeadNumbers(site, keys, values) if {keys, values} != {site.heads} else None

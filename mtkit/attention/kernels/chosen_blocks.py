@@ -21,15 +21,7 @@ from mtkit.attention.kernels.flash.windows import WindowPart
 from mtkit.attention.kernels.pattern import Blocks
 from mtkit.attention.kernels.pattern_blocks import WindowLayout
 from mtkit.attention.kernels.picked_blocks import BlockIndex
-from mtkit.attention.kernels.tiled_softmax import (
-    FAR,
-    LOG2,
-    RowIndex,
-    Tile,
-    TileProvider,
-    attend_blocks,
-    scores_at_once,
-)
+from mtkit.attention.kernels.tiled_softmax import FAR, LOG2, RowIndex, Tile, TileProvider, attend_blocks, scores_at_once
 
 TOGETHER = 32
 """Queries that read a block of keys together."""

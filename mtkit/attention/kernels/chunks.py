@@ -117,13 +117,7 @@ class _GatheredBlocks(TileProvider):
     """
 
     def __init__(
-        self,
-        scale: float,
-        queries: Sequence[Tensor],
-        keys: Sequence[Tensor],
-        causal: bool,
-        shared: bool,
-        added: bool,
+        self, scale: float, queries: Sequence[Tensor], keys: Sequence[Tensor], causal: bool, shared: bool, added: bool
     ) -> None:
         super().__init__(scale, added)
         if queries[0].device.type == "cpu":  # an accelerator would be waited for

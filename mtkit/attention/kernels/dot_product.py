@@ -143,11 +143,7 @@ def weigh(
 
     q (B, H, T, K), v (B, G, S, V); visible broadcasts to the scores; query_position (T,), key_position (S,).
     """
-    where: dict[str, Any] = {
-        "positions": positions,
-        "query_position": query_position,
-        "key_position": key_position,
-    }
+    where: dict[str, Any] = {"positions": positions, "query_position": query_position, "key_position": key_position}
     weights = weights_of(scores, q, scale=scale, visible=visible, **where)
     return outputs_of(weights, v, dropout=dropout, **where), weights
 

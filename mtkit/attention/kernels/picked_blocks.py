@@ -145,13 +145,7 @@ class _PickedBlocks(TileProvider):
     """Blocks of all segments and heads, on one axis of length n: queries (n, c, K), keys (n', c, K)."""
 
     def __init__(
-        self,
-        scale: float,
-        picks: Tensor,
-        first_key: Tensor,
-        first_hidden: Tensor,
-        hidden: Tensor,
-        own: Tensor | None,
+        self, scale: float, picks: Tensor, first_key: Tensor, first_hidden: Tensor, hidden: Tensor, own: Tensor | None
     ) -> None:
         """Store the picks and masks of each query block.
 

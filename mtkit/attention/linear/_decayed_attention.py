@@ -201,12 +201,7 @@ class DecayedAttention(HeadAttention):
             return self.projected(tokens.type_as(self.q_proj.weight), *maps)
 
     def mixed(
-        self,
-        projected: Sequence[Tensor],
-        valid: Tensor | None,
-        *,
-        window: Tensor | None = None,
-        reverse: bool = False,
+        self, projected: Sequence[Tensor], valid: Tensor | None, *, window: Tensor | None = None, reverse: bool = False
     ) -> Sequence[Tensor]:
         """Return projections after the convolution and SiLU, (B, T, width) each, in float32 at least.
 

@@ -21,14 +21,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.layers import unit
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
-from mtkit.attention.linear._decayed_attention import (
-    GATES,
-    DecayedAttention,
-    Expand,
-    Norm,
-    Taps,
-    unbiased,
-)
+from mtkit.attention.linear._decayed_attention import GATES, DecayedAttention, Expand, Norm, Taps, unbiased
 from mtkit.attention.linear._decayed_sums import Terms, read_literally, sums_after
 from mtkit.attention.linear._learned_rates import first_biases, first_rates
 from mtkit.attention.options import Null, OneOf, Positive, Within

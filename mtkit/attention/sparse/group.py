@@ -47,11 +47,7 @@ class Group(ProductAttention):
     keeps_shapes = False
 
     def __init__(
-        self,
-        site: Site,
-        *,
-        context_layers: Natural = 2,
-        gate_bias: Annotated[float, Within(-30.0, 30.0)] = 0.0,
+        self, site: Site, *, context_layers: Natural = 2, gate_bias: Annotated[float, Within(-30.0, 30.0)] = 0.0
     ) -> None:
         super().__init__(site)
         self.context: ProductAttention | None = None

@@ -140,13 +140,7 @@ class _Chunk:
     """
 
     def __init__(
-        self,
-        q: Tensor,
-        others: Sequence[Tensor],
-        layout: WindowLayout,
-        first: int,
-        last: int,
-        masks: list[Mask],
+        self, q: Tensor, others: Sequence[Tensor], layout: WindowLayout, first: int, last: int, masks: list[Mask]
     ) -> None:
         self.first, self._layout = first, layout
         self._places = slice(first * layout.block, last * layout.block)
