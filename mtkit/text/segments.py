@@ -24,7 +24,7 @@ class Ragged(NamedTuple):
         return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Return (rows,) the sum of each row's values, of which each piece has one; uint64 modulo 2^64."""
+        """Return (rows,) the sum of `values`, one per piece, over each row; uint64 sums are modulo 2^64."""
         before = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values, dtype=values.dtype)])
         return before[self.starts + self.lengths] - before[self.starts]
 

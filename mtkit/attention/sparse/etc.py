@@ -68,7 +68,7 @@ class Graph:
 
     @property
     def members(self) -> Tensor:
-        """Which node each token belongs to, (B or 1, 1, T, g)."""
+        """The mask (B or 1, 1, T, g) of the node to which each token belongs."""
         numbers = torch.arange(self.nodes.shape[1], device=self.nodes.device)
         return (self.owner.unsqueeze(-1) == numbers).unsqueeze(1)
 
