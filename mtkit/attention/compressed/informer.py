@@ -70,7 +70,7 @@ class Informer(HeadAttention):
         query_valid = inputs.query_valid
         q, k, v = self.exact_queries_keys_values(inputs.query)
         active = replay_choice(self._active(q.detach(), k.detach(), query_valid), 2)
-        if self.site.causal and not self._branches(active):
+        if self.site.causal and not self._skips_others(active):
             keys, values = (expand_heads(x.type_as(v), self.site.heads) for x in (k, v))
             how: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout}
             rows = fused_attention(q.type_as(v), keys, values, is_causal=True, **how)
@@ -173,7 +173,7 @@ class Informer(HeadAttention):
     def _attend_active(self, q: Tensor, state: State, active: Tensor, others: Tensor) -> Tensor:
         """Return the outputs (B, N, H, V) of a step: attention if active (B, N, H), else `others`."""
         keys, values = written(state, "keys"), written(state, "values")
-        if not self._branches(active):
+        if not self._skips_others(active):
             heads, _ = attend_step(q, keys, values, scale=self.scale)
             return torch.where(active.unsqueeze(-1), heads, others)
         chosen = active.flatten().nonzero().squeeze(1)
@@ -185,8 +185,8 @@ class Informer(HeadAttention):
         heads, _ = attend(q.flatten(0, 2)[chosen, None, None].type_as(v), k.type_as(v), v, scale=self.scale)
         return others.flatten(0, 2).index_copy(0, chosen, heads[:, 0, 0]).view_as(others)
 
-    def _branches(self, active: Tensor) -> bool:
-        """Return whether only active queries attend in a decoder: on a CPU; on an accelerator the host would wait."""
+    def _skips_others(self, active: Tensor) -> bool:
+        """Return whether a decoder leaves out inactive queries: on a CPU; on an accelerator the host would wait."""
         return active.device.type == "cpu"
 
 

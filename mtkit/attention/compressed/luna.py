@@ -255,9 +255,8 @@ class Luna(HeadAttention):
         k, v = self.keys_values(query)
         tokens = self.queries(query), k, v, self._heads("context_proj", query)
         packed_q = upcast(self._heads("packed_q_proj", packed)).flatten(0, 1)
-        share = 1 / torch.arange(1, query.shape[1] + 1, device=packed_q.device, dtype=packed_q.dtype).unsqueeze(
-            -1
-        )  # (T, 1)
+        count = torch.arange(1, query.shape[1] + 1, device=packed_q.device, dtype=packed_q.dtype)
+        share = 1 / count.unsqueeze(-1)
         dropout, seed = self.dropout, int(torch.randint(1 << 31, ())) if self.dropout else 0
 
         def step(

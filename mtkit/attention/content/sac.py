@@ -167,9 +167,8 @@ class Sac(HeadAttention):
             newest = zip(names, known, strict=True)
             state = append(state, **{name: x.squeeze(2).unflatten(0, (batch, hypotheses)) for name, x in newest})
             held = {name: written(state, name).flatten(0, 1) for name in names}
-            held["edge_inputs"] = state["edge_inputs"].flatten(
-                0, 1
-            )  # read by position; contiguous with the free places
+            # a view with the free places, because it is read only by position
+            held["edge_inputs"] = state["edge_inputs"].flatten(0, 1)
         candidates = Candidates(held["edge_keys"], held["edge_inputs"])
         free = free_candidates(here, candidates.keys.shape[2], self.site.role, valid)
         opened, lstm = self.predictor.opened(rows), None

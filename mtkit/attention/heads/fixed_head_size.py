@@ -50,9 +50,8 @@ class FixedHeadSize(Projection):
         for name in full_state.keys() & state.keys():
             linear, entry = name.partition(".")[0], full_state[name]
             if linear in ("q_proj", "k_proj", "v_proj") and entry.shape[1:] == state[name].shape[1:]:
-                entry = (
-                    entry * (self.key_width / old) ** 0.5 if linear == "q_proj" else entry
-                )  # scores are divided by it
+                if linear == "q_proj":  # scores are divided by the root of the new width
+                    entry = entry * (self.key_width / old) ** 0.5
                 rows = state[name].unflatten(0, (self.heads, -1))[:, old:]
                 rest = torch.zeros_like(rows) if linear == "k_proj" else rows
                 adopted[name] = torch.cat([entry.unflatten(0, (self.heads, -1)), rest], 1).flatten(0, 1)

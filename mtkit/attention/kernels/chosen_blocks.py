@@ -189,9 +189,8 @@ class _ChosenBlocks(TileProvider):
     def tiles(self, q: Tensor, k: Tensor, v: Tensor, bias: None) -> Iterator[Tile]:
         streams, length, ranks = self.choices.shape
         several = max(ROWS_AT_ONCE.get(q.device.type, 1 << 22) // length, 1)
-        scores = min(TOGETHER, self.size, length) * max(
-            self.size, k.shape[-1] // 2
-        )  # of a block, or half of its keys if more
+        # the scores of a block, or half of the numbers in its keys if they are more
+        scores = min(TOGETHER, self.size, length) * max(self.size, k.shape[-1] // 2)
         most = max(scores_at_once(q.device) // scores, 1)
         place = torch.arange(self.size, device=q.device)
         for stream in range(0, streams, several):

@@ -202,8 +202,8 @@ def test_a_step_of_all_heads_gives_what_a_step_of_the_active_ones_gives(projecti
     """The form of accelerators, which do not wait to know which are active."""
     informer = make("decoder", factor=1, projection=projection)
     x, outputs = torch.randn(2, 3, 30, 32), []
-    for branches in (True, False):
-        informer._branches = lambda active, branches=branches: branches
+    for skips in (True, False):
+        informer._skips_others = lambda active, skips=skips: skips
         state, _ = informer.start(2, hypotheses=3)
         for token in x.unbind(2):
             attended, state = informer.step(token, state)
@@ -216,8 +216,8 @@ def test_attention_of_all_queries_gives_what_attention_of_the_active_ones_gives(
     """The decoder's form of accelerators, and its gradients."""
     informer = make("decoder", factor=1, projection=projection)
     x, found = torch.randn(2, 70, 32, requires_grad=True), []
-    for branches in (True, False):
-        informer._branches = lambda active, branches=branches: branches
+    for skips in (True, False):
+        informer._skips_others = lambda active, skips=skips: skips
         output = informer(x).output
         found.append((output, *torch.autograd.grad(output.square().sum(), [x, *informer.parameters()])))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
