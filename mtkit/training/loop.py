@@ -28,7 +28,14 @@ from mtkit.training.optimizer import build_schedule
 from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.precision_choice import resolve_precision
 from mtkit.training.progress import ENDLESS, Interruption, Limits, Outcome, Progress
-from mtkit.training.run_folder import embed_word_vectors, init_from_run, lock_folder, open_folder, record
+from mtkit.training.run_folder import (
+    check_trained,
+    embed_word_vectors,
+    init_from_run,
+    lock_folder,
+    open_folder,
+    record,
+)
 from mtkit.training.update import Updater
 from mtkit.training.validation import (
     Validation,
@@ -81,13 +88,15 @@ def train(
         say(describe_attention(recipe))
         model = build_model(recipe, **prepared.model_sizes)
         init_from = initial_run(recipe.training.init_from, folder) if init_from is None else init_from
-        embedded: list[InitialEmbeddings] = []
+        embedded, random = list[InitialEmbeddings](), set[str]()
         if not can_resume(folder):
             bar = progress if world.first else silent
             embedded = embed_word_vectors(model, recipe, prepared, init_from, say, bar)
             if init_from is not None:
-                init_from_run(model, init_from, prepared, say)
+                random = init_from_run(model, init_from, prepared, say)
         train_in_part(model, recipe.training, recipe.seed)
+        if init_from is not None:
+            check_trained(model, random, init_from)
         training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)
         with lock_folder(folder) if world.first else nullcontext():
             if world.first:

@@ -15,6 +15,7 @@ from mtkit.data.prepared import Prepared
 from mtkit.data.vocabulary import copy_tokenizers, vocabulary_of
 from mtkit.decoding.lines.source import source_budget
 from mtkit.errors import DiffersError, MtkitError, RecipeError, RunError
+from mtkit.model.adaptation import trained_names
 from mtkit.model.build import attention_packages
 from mtkit.model.initial_embeddings import InitialEmbeddings, load_embeddings
 from mtkit.model.network import Network
@@ -168,8 +169,10 @@ def _check_free(folder: Path, recipe: Recipe) -> None:
             )
 
 
-def init_from_run(model: Network, run: Run, prepared: Prepared, say: Say) -> None:
+def init_from_run(model: Network, run: Run, prepared: Prepared, say: Say) -> set[str]:
     """Load the best weights of another run into a model, and print the names of weights that do not fit.
+
+    Returns the names of the model's parameters outside of attentions that are not copied.
 
     Raises: RunError if the run's vocabulary differs from the data's, or it has no checkpoint.
     """
@@ -179,9 +182,25 @@ def init_from_run(model: Network, run: Run, prepared: Prepared, say: Say) -> Non
             f"{run.folder} has another vocabulary than {prepared.folder}, so its embeddings belong "
             f"to other pieces; prepare the data with --tokenizer-from {run.folder}, or leave out --init-from"
         )
-    if unfit := model.adopt(run.load_model().state_dict()):
-        more = f" and {len(unfit) - 3:,} more" if len(unfit) > 3 else ""
-        say(f"of {run.folder} do not fit and are not copied: {', '.join(unfit[:3])}{more}")
+    weights = run.load_model().state_dict()
+    if unfit := model.adopt(weights):
+        say(f"of {run.folder} do not fit and are not copied: {_first_names(unfit)}")
+    attentions = tuple(f"{name}." for name, _ in model.attentions())
+    outside = {name for name, _ in model.named_parameters() if not name.startswith(attentions)}
+    return outside - weights.keys() | outside & set(unfit)
+
+
+def check_trained(model: Network, random: set[str], run: Run) -> None:
+    """Raises: RecipeError if parameters that do not begin with the run's weights are frozen at random values."""
+    if stuck := sorted(random - trained_names(model)):
+        raise RecipeError(
+            f"training.lora or training.freeze keeps {_first_names(stuck)} at random values, because {run.folder} has "
+            "none of this size; leave out preset and model, or train them"
+        )
+
+
+def _first_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
 def embed_word_vectors(

@@ -224,6 +224,23 @@ def test_a_wrong_name_is_refused_before_anything_is_written(prepared: Prepared, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("training", "model", "stuck"),
+    [
+        ({"lora": {"rank": 2}}, {"feed_forward": 16}, r"decoder\.0\.feed_forward\.inner\.bias, .* and 3 more"),
+        ({"freeze": ["encoder"]}, {"encoder_layers": 2}, r"encoder\.1\.attention_residual"),
+    ],
+    ids=["size", "layer"],
+)
+def test_frozen_parameters_that_the_run_does_not_have_are_refused(
+    base: Path, prepared: Prepared, tmp_path: Path, training: dict[str, Any], model: dict[str, Any], stuck: str
+) -> None:
+    recipe = tiny(training={**SHORT, "init_from": str(base), **training}, model=model)
+    with pytest.raises(RecipeError, match=f"keeps {stuck}.* at random values.*leave out preset and model"):
+        run(recipe, prepared, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_model_and_attention_are_those_of_the_run_unless_others_are_named(base: Path) -> None:
     def begun(**given: Any) -> Recipe:
         return load_recipe(None, {"training": {"init_from": str(base)}, **given})
