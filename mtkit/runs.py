@@ -253,6 +253,8 @@ class Run:
         if base.exists():
             check_sum(base, advice)
             tensors = {**read_tensors(base), **tensors}
+        elif self.recipe.training.lora is not None or self.recipe.training.freeze:
+            raise RunError(f"{base} is missing, which holds the weights that were not trained; {advice}")
         if self.recipe.training.lora is None:
             return tensors
         from mtkit.model.adaptation import merged_weights
