@@ -14,6 +14,7 @@ from mtkit.runs import Origin, Run
 from mtkit.storage.records import read_stored
 from mtkit.terminal import markdown
 from mtkit.text.languages import languages_of
+from mtkit.text.tokenizer import BREAK, SPECIALS
 from mtkit.training.run_folder import ancestors, imported_from, trained_on
 from mtkit.version import __version__
 
@@ -45,7 +46,7 @@ def translate(line):
         max_input_length=0,
         return_end_token=True,
         disable_unk=True,
-        suppress_sequences=[["<s>"], ["<blank>"]],
+        suppress_sequences=[["<s>"], ["<blank>"]{breaks}],
     )
     return target.decode([piece for piece in results[0].hypotheses[0] if piece != "</s>"])
 
@@ -72,7 +73,9 @@ def card(run: Run, checkpoint: str, to: str, compared: str, tag: str | None, cau
         library, prefix, search = "ctranslate2", f'["{tag}"] + ' if tag else "", _search(run)
     model = CLASSES[run.recipe.model.norm][1]
     source, target = languages_of(run.directions[0])
-    code = {"model": model, "prefix": prefix, "limit": _limit(run), "search": search}
+    # lines of documents that are joined need breaks
+    breaks = "" if run.document_pieces else f', ["{SPECIALS[BREAK]}"]'
+    code = {"model": model, "prefix": prefix, "limit": _limit(run), "search": search, "breaks": breaks}
     use = USES[to].format(**code, source=source, target=target)
     warning = f"{caution[0].upper()}{caution[1:]}.\n\n" if caution else ""
     parts = [

@@ -174,6 +174,7 @@ def _with_ctranslate2(run: Run, folder: Path, lines: Sequence[str], longest: int
     model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
     tag = tag_of(run, spelled(run.tokenizers.source, CTRANSLATE2))
     sources = [[*([tag] if tag else []), *model.encode(line, out_type=str)] for line in lines]
+    names = spelled(run.tokenizers.target, CTRANSLATE2)
     threads = torch.get_num_threads()
     program = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32", intra_threads=threads)
     torch.set_num_threads(threads)  # the line above changes them
@@ -182,7 +183,8 @@ def _with_ctranslate2(run: Run, folder: Path, lines: Sequence[str], longest: int
         beam_size=1,
         min_decoding_length=0,
         max_decoding_length=longest,
-        suppress_sequences=[[CTRANSLATE2[piece]] for piece in (PAD, UNK, BOS)],
+        # mtkit makes no breaks in the translation of one line
+        suppress_sequences=[[names[piece]] for piece in (PAD, UNK, BOS, BREAK)],
     )
     return [result.hypotheses[0] for result in results]
 

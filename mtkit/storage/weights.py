@@ -79,4 +79,6 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
     except MemoryError as error:
         raise RunError(f"the memory is too small for {path}; free some memory") from error
     except SafetensorError as error:
-        raise RunError(f"{path} is truncated or not a safetensors file; choose another --checkpoint") from error
+        raise RunError(
+            f"{path} is truncated or not a safetensors file; copy it again, or choose another --checkpoint"
+        ) from error

@@ -1,6 +1,7 @@
 """Exported models give the run's tokens in Hugging Face transformers and CTranslate2."""
 
 import re
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from mtkit.interchange.huggingface import models
 from mtkit.interchange.imports import import_marian
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
-from mtkit.text.tokenizer import EOS
+from mtkit.text.tokenizer import BREAK, EOS
+from mtkit.training.checkpoint import write_checkpoint
 from tests.decoding import trained
 from tests.interchange.ours import make_run
 from tests.interchange.text import SOURCES
@@ -151,6 +153,19 @@ def test_ctranslate2_gives_the_same_tokens(run: Run, tmp_path: Path) -> None:
     assert all(alike(expected, ended, [[names[each] for each in its.hypotheses[0]] for its in found]))
     for pieces, done, its in zip(expected, ended, found, strict=True):
         assert not done or target.decode(its.hypotheses[0]).strip() == run.tokenizers.target.decode(pieces).strip()
+
+
+def test_no_line_of_ctranslate2_has_breaks_between_segments(tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    run = make_run(tmp_path / "run", model=BIAS)
+    weights = {name: weight.clone() for name, weight in run.tensors().items()}
+    weights["output_bias"][BREAK] += 50  # as in a model that has hardly been trained
+    shutil.rmtree(run.checkpoint())
+    write_checkpoint(run.folder / "checkpoints" / "update-00000010", {"model": weights}, {"update": 10})
+    exported = export_run(run, "ctranslate2", tmp_path / "out")
+    assert exported.agreement is not None
+    assert not exported.agreement.differing
+    assert '["< break>"]]' in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_direction_is_asked_for_by_its_tag(tmp_path: Path) -> None:
