@@ -37,9 +37,9 @@ def in_bytes(rows: Tensor, integers: Tensor, scales: Tensor, added: Tensor, *, i
     blocks, surplus = product_tiles.laid_out(integers, product_tiles.BYTES), ZERO * integers.sum(1, dtype=torch.int32)
     whole = torch.randint(0, 256, (len(rows), blocks.shape[1] * 4)).to(torch.uint8)
     units, out = torch.empty(len(rows)), torch.full((len(rows), len(integers)), torch.nan)
-    weights: list[Any] = [each.numpy() for each in (blocks, surplus, scales, added)]
+    weights = tuple(each.numpy() for each in (blocks, surplus, scales, added))
     call: Callable[..., None] = multiply_bytes
-    call(*weights, rows.numpy(), in_units, whole.numpy(), units.numpy(), out.numpy())
+    call(weights, rows.numpy(), in_units, whole.numpy(), units.numpy(), out.numpy())
     return out, units
 
 
