@@ -83,7 +83,9 @@ def train(
     ] = None,
     beside: Annotated[
         str | None,
-        Option(metavar="A,B", help="Other programs, if installed: huggingface (MarianMTModel), joeynmt, eole."),
+        Option(
+            metavar="A,B", help="Other programs, if installed: huggingface (MarianMTModel), joeynmt, eole, sockeye."
+        ),
     ] = None,
     updates: Annotated[int, Option(min=1, max=MOST, help="Timed updates.")] = 100,
     warmup: Annotated[int, Option(min=3, max=MOST, help="Updates before the timed ones.")] = 20,
@@ -117,7 +119,7 @@ def train(
     settings = load_recipe(recipe, overrides)
     precisions, programs = parse_names("--precision", precision), parse_names("--beside", beside)
     mechanisms = parse_entries("--attention", attention)
-    check_peers(programs, ["huggingface", "joeynmt", "eole"], "train")
+    check_peers(programs, ["huggingface", "joeynmt", "eole", "sockeye"], "train")
 
     from mtkit.benchmark.report import outputs, write
     from mtkit.benchmark.training import Plan, as_object, bars, measure_training, table
@@ -186,7 +188,7 @@ def decode(
     ] = None,
     beside: Annotated[
         str | None,
-        Option(metavar="A,B", help="Other programs with the same weights: huggingface,ctranslate2,joeynmt,eole."),
+        Option(metavar="A,B", help="Other programs, same weights: huggingface,ctranslate2,joeynmt,eole,sockeye."),
     ] = None,
     repeats: Annotated[int, Option(min=1, max=MOST, help="Translations of the side per program and beam.")] = 3,
     device: Device = "auto",
@@ -399,6 +401,10 @@ def _training_peers(
         from mtkit.benchmark.peers.eole import EoleTrainer
 
         kinds.append(EoleTrainer)
+    if "sockeye" in programs:
+        from mtkit.benchmark.peers.sockeye import SockeyeTrainer
+
+        kinds.append(SockeyeTrainer)
     wanted = dict.fromkeys(["float32", *(trainer.precision for trainer in trainers)])
     return [
         kind(recipe, prepared, world, precision)
@@ -463,6 +469,10 @@ def _decoding_peers(
         from mtkit.benchmark.peers.eole import EoleDecoder
 
         yield EoleDecoder(run, model, settings, "float32")
+    elif program == "sockeye":
+        from mtkit.benchmark.peers.sockeye import SockeyeDecoder
+
+        yield SockeyeDecoder(run, model, settings, "float32")
     else:
         from mtkit.benchmark.peers.joeynmt import JoeyDecoder
 

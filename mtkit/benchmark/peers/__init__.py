@@ -5,7 +5,13 @@ from importlib.util import find_spec
 
 from mtkit.errors import MtkitError, did_you_mean, shown
 
-PACKAGES = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "joeynmt": "joeynmt", "eole": "eole"}
+PACKAGES = {
+    "huggingface": "transformers",
+    "ctranslate2": "ctranslate2",
+    "joeynmt": "joeynmt",
+    "eole": "eole",
+    "sockeye": "sockeye",
+}
 """Package of each program."""
 
 INSTALL = {
@@ -14,6 +20,7 @@ INSTALL = {
     # the requirements of these would replace packages that mtkit needs
     "joeynmt": "pip install --no-deps joeynmt && pip install tensorboard subword-nmt importlib_metadata",
     "eole": "pip install --no-deps eole pyonmttok",
+    "sockeye": "pip install --no-deps sockeye",
 }
 """Command that installs each program beside mtkit."""
 
