@@ -206,6 +206,9 @@ def _check_options(options: dict[str, Any]) -> None:
         raise MtkitError("--gold-alignments needs --source FILE and one --reference FILE, the text that was annotated")
     if len(chosen & {"source_context", "target_context"}) == 1:
         raise MtkitError("--source-context and --target-context go together; give both, or neither")
+    systems = options["hypothesis"] or [*(options["run"] or []), *(options["name"] or [])]
+    if options["paired_test"] and len(systems) < 2:
+        raise MtkitError("--paired-test compares several systems, and there is one; name several, or leave it out")
 
 
 def _score_texts(options: dict[str, Any]) -> str:
@@ -229,11 +232,16 @@ def _score_texts(options: dict[str, Any]) -> str:
     metrics, models = comet_models(options["metric"] or settings.metrics)
     if models and options["documents"]:
         raise MtkitError("--metric comet scores lines, not --documents; leave one out")
+    if options["documents"]:
+        metrics = list(document_metrics(options["metric"], settings.metrics))
+    has_bleu = options["by_length"] or any(name.lower() == "bleu" for name in metrics)
+    if options["tokenize"] is not None and not has_bleu:
+        raise MtkitError(f"--tokenize is for BLEU, not for {', '.join(metrics) or 'COMET'}; leave it out")
     scored = [
         score_side(
             side_name,
             files,
-            metrics=document_metrics(options["metric"], settings.metrics) if options["documents"] else metrics,
+            metrics=metrics,
             segment_scores=segment_scores,
             comet=models,
             tests=options["paired_test"] or TESTS,

@@ -1,11 +1,13 @@
 """The recipe's data settings: corpora, built-in corpus and tasks, tokenizer, documents and cleaning."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from mtkit.errors import shown
 from mtkit.recipe.settings import PositiveFloat, PositiveInt, Seed, Settings
 from mtkit.recipe.task import Task
 
@@ -170,6 +172,18 @@ def _one_word(name: str) -> str:
     return name.strip()
 
 
+_FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+
+
+def _file_name(name: str) -> str:
+    if not re.fullmatch(_FILE_NAME, name):
+        raise ValueError(
+            f"data.test: the side {shown(name)} names files; use ASCII letters, digits, '_', '.' and '-', beginning with "
+            "a letter or a digit"
+        )
+    return name
+
+
 def _named(sides: Any) -> Any:
     """Return test sides by name; corpora without a name become the side `test`."""
     if isinstance(sides, Mapping) and all(isinstance(side, Mapping | list | tuple | Corpus) for side in sides.values()):
@@ -179,7 +193,7 @@ def _named(sides: Any) -> Any:
 
 Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_listed, json_schema_input_type=Corpus | tuple[Corpus, ...])]
 Language = Annotated[str, AfterValidator(_one_word)]
-SideName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+SideName = Annotated[str, AfterValidator(_file_name), WithJsonSchema({"type": "string", "pattern": _FILE_NAME})]
 
 
 BESIDE = (".source", ".reference", ".direction", ".nbest")

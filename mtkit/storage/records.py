@@ -25,6 +25,7 @@ _PLAIN = (
     ("valid dictionary", "should be a mapping"),
     ("valid tuple", "should be a list"),
     ("at least 1 item", "is empty"),
+    ("should match pattern", "is not a value that mtkit writes"),
 )
 """Words of pydantic that name types of Python, and the message in their place."""
 

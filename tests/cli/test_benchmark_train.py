@@ -70,3 +70,5 @@ def test_a_program_that_is_not_there_is_named_with_its_package(monkeypatch: pyte
     monkeypatch.setattr("mtkit.benchmark.peers.find_spec", lambda name: None)
     with pytest.raises(MtkitError, match="pip install transformers"):
         typed("--beside", "huggingface")
+    with pytest.raises(MtkitError, match="pip install --no-deps joeynmt && pip install tensorboard"):
+        typed("--beside", "joeynmt")  # with its requirements, other versions would replace mtkit's

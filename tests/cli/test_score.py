@@ -226,6 +226,8 @@ def test_the_table_shows_all() -> None:
         (["--name", "tow"], "did you mean 'two'"),
         (["--name", "three"], "mtkit translate"),
         (["--name", "one", "--tokenize", "13b"], "did you mean '13a'"),
+        (["--name", "one", "--tokenize", "char", "--metric", "chrF"], "--tokenize is for BLEU, not for chrF"),
+        (["--name", "one", "--paired-test", "bootstrap"], "--paired-test compares several systems, and there is one"),
         (["--name", "one", "--metric", "exakt"], "did you mean 'exact'"),
         (["--name", "one", "--name", "two", "--paired-test", "random"], "there are: bootstrap, randomisation"),
         (["--name", "one", "--side", "tests"], "did you mean 'test'"),
@@ -327,7 +329,8 @@ def test_gold_alignments_of_runs_and_of_files() -> None:
         ([*gold, *text, "--metric", "BLEU"], "--metric does not go with --gold-alignments"),
         ([*gold, "--hypothesis", "links", "--source", "text"], "--source does not go with --gold-alignments of --hyp"),
         ([*gold, *text, "--one-based"], "has a word 0; leave --one-based out"),
-        ([*gold, *text, "--paired-test", "x"], "no test 'x'"),
+        ([*gold, *text, "--paired-test", "x"], "--paired-test compares several systems"),
+        ([*gold, *2 * ["--hypothesis", "links"], "--paired-test", "x"], "no test 'x'"),
         (["--one-based"], "--one-based applies to --contrastive or --gold-alignments only"),
     ):
         with pytest.raises(MtkitError, match=message):
