@@ -142,7 +142,7 @@ def test_damaged_records_are_named(run: Path) -> None:
     assert check_damages(run / "run.json", use, names=run) > 60
     assert check_damages(run / "best.json", use, names=run) > 10
     (run / "best.json").write_text(json.dumps({"checkpoint": "../../elsewhere"}))
-    with pytest.raises(RunError, match=r"best\.json.*checkpoint = '\.\./\.\./elsewhere': is not a value .*--checkpoint last"):
+    with pytest.raises(RunError, match=r"best\.json.*checkpoint = '\.\./.*elsewhere': is not a .*--checkpoint last"):
         use()
 
 

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from mtkit.decoding.contexts import ContextCounts, contexts_in_documents
 from mtkit.decoding.forced import Forced
-from mtkit.decoding.held_out import HeldOut, Speed, files_of, n_best_lines, save
+from mtkit.decoding.held_out import HeldOut, Speed, files_of, n_best_lines, save, scored_line
 from mtkit.decoding.lines.chunks import chunks_of, live_chunks
 from mtkit.decoding.lines.notes import Listed, Notes
 from mtkit.decoding.lines.parts import begin_part, part_lines
@@ -262,7 +262,7 @@ def output_lines(
     """The output of lines from number `first` on, from 0."""
     if settings.n_best > 1:
         return n_best_lines(translations, first)
-    return [f"{best.score:.6f}\t{best.text}" if scores else best.text for best, *_ in translations]
+    return [scored_line(best) if scores else best.text for best, *_ in translations]
 
 
 UNPAIRED = "source lines and target lines do not make pairs: their numbers differ"

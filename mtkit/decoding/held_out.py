@@ -182,11 +182,17 @@ def unusual(translations: Sequence[Translation]) -> dict[str, int]:
 def n_best_lines(translations: Sequence[Sequence[Translation]], first: int = 0) -> Iterator[str]:
     """One output line per translation: line number from 1, score and text, separated by tabs.
 
-    `first` is the number of the first line among all, from 0.
+    A tab in the text is written as a space. `first` is the number of the first line among all, from 0.
     """
     for number, hypotheses in enumerate(translations, start=first + 1):
         for translation in hypotheses:
-            yield f"{number}\t{translation.score:.6f}\t{translation.text}"
+            yield f"{number}\t{scored_line(translation)}"
+
+
+def scored_line(translation: Translation) -> str:
+    """Score and text, separated by the line's only tab: a tab in the text, which samples contain, becomes a space."""
+    text = translation.text.replace("\t", " ")
+    return f"{translation.score:.6f}\t{text}"
 
 
 def _shares(sizes: Sequence[int], total: int) -> list[int]:

@@ -178,8 +178,8 @@ _FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 def _file_name(name: str) -> str:
     if not re.fullmatch(_FILE_NAME, name):
         raise ValueError(
-            f"data.test: the side {shown(name)} names files; use ASCII letters, digits, '_', '.' and '-', beginning with "
-            "a letter or a digit"
+            f"data.test: side {shown(name)} names files; use ASCII letters, digits, '_', '.' and '-', with a letter "
+            "or a digit first"
         )
     return name
 

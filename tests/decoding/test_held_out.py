@@ -111,11 +111,11 @@ def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     assert list(run_sides([run])) == ["valid", "test"]
 
 
-def test_n_best_lines_name_their_line() -> None:
+def test_n_best_lines_name_their_line_and_have_three_fields() -> None:
     several = [[translation("a"), translation("b", -2)], [translation("c\tc")]]
     lines = list(n_best_lines(several))
     assert [line[0] for line in n_best_lines(several, first=6)] == ["7", "7", "8"]
-    assert lines == ["1\t-1.000000\ta", "1\t-2.000000\tb", "2\t-1.000000\tc\tc"]
+    assert lines == ["1\t-1.000000\ta", "1\t-2.000000\tb", "2\t-1.000000\tc c"]
 
 
 @pytest.mark.parametrize("link", ["translations", "translations/test.source.txt", "translations/test.json"])

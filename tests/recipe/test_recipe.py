@@ -70,7 +70,7 @@ PAIR = {"source": "a", "target": "b"}
             ["the new side has a weight"],
         ),
         ({"data": {"train": PAIR, "valid": PAIR, "test": {"a.reference": PAIR}}}, ["a.reference", "another name"]),
-        ({"data": {"train": PAIR, "valid": PAIR, "test": {"テスト": PAIR}}}, ["the side 'テスト' names files; use ASCII"]),
+        ({"data": {"train": PAIR, "valid": PAIR, "test": {"テスト": PAIR}}}, ["'テスト' names files; use ASCII"]),
         ({"data": {"train": PAIR, "valid": PAIR, "test": {"news": []}}}, ["the test side news has no text"]),
         ({"data": {"train": PAIR, "valid": PAIR, "test": []}}, ["has no text; leave it out of data.test"]),
         ({"model": {"architecture": "rnn", "activation_dropout": 0.1}}, ["model.activation_dropout; leave it out"]),
