@@ -204,6 +204,8 @@ def shortened(name: str, folder: Path) -> Path:
         settings = merged(settings, {"data": {"task": {"name": settings["data"]["task"], **LINES}}})
     if "init_from" in settings["training"]:
         settings = merged(settings, {"model": {"max_length": 1024}})  # not that of the run which stands in
+    if "lora" in settings["training"]:  # frozen weights are the run's, so the sizes are too
+        settings["model"] = {"max_length": 1024}
     path = folder / f"{name}.yaml"
     path.write_text(head + yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     return path

@@ -93,7 +93,7 @@ def _advice(shown: Sequence[Question], longer: Question) -> list[str]:
     better = [entry for entry in first.measured.values() if entry.mark == "+"]
     lines = [
         f"- **In doubt, take `full`.** On `{first.head}`, {len(better)} of the {len(first.measured) - 1} others are "
-        "significantly better.",
+        f"significantly better. Better in two tests or more and worse in none: {_often_better(shown)}.",
         f"- **Change the attention to the source last.** Of the {len(to_source)} mechanisms that replace it, "
         f"{sum(name in worse for name in to_source)} are worse than `full` on `{first.head}`, and of the "
         f"{len(others)} others, {sum(name in worse for name in others)}. `--encoder-attention` and "
@@ -117,6 +117,16 @@ def _advice(shown: Sequence[Question], longer: Question) -> list[str]:
     return lines
 
 
+def _often_better(shown: Sequence[Question]) -> str:
+    """Return the mechanisms that are better than `full` in two questions or more and worse in none."""
+    names = []
+    for name in shown[0].measured:
+        heads = [f"`{each.head}`" for each in shown if name in each.measured and each.measured[name].mark == "+"]
+        if len(heads) > 1 and not _worse(name, shown):
+            names.append(f"`{name}` {letters(name)} ({', '.join(heads)})")
+    return "; ".join(names) or "none"
+
+
 def updates(question: Question) -> str:
     """Return the number of updates in a question's trainings."""
     return f"{next(iter(question.measured.values())).rows[0]['training']['updates']:,}"
@@ -135,23 +145,21 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
         f"(../studies/{first.study}.yaml)). It shows what a pattern of attention learns, and how soon; it does not "
         "show the quality of translations. A mechanism that needs another rate or size is better than it looks here."
     ]
-    lines += [
-        f"- `{question.head}`: {_trained(question)}; the mechanisms have their default options "
-        f"([{question.study}.yaml](../studies/{question.study}.yaml))."
-        for question in shown
-        if question.study != first.study
-    ]
     for question in shown:
         full = question.measured["full"].score
         tested = [entry.score.p for entry in question.measured.values() if entry.score.p is not None]
-        if full.low is None or full.high is None:  # one seed, or the same score from all seeds
-            lines.append(f"- `{question.head}`: {seeds(question)}, no test; differences of a few points may be chance.")
-            continue
-        lines.append(
-            f"- `{question.head}`: {seeds(question)}; {sum(p < LEVEL for p in tested)} of {len(tested)} differences to "
-            f"`full` ({full.mean:.1f}, 95% interval {full.low:.1f} to {full.high:.1f}) are significant at {LEVEL:.0%} "
-            "after Holm's correction."
+        found = ", no test; differences of a few points may be chance"  # one seed, or the same score from all seeds
+        if full.low is not None and full.high is not None:
+            found = (
+                f"; {sum(p < LEVEL for p in tested)} of {len(tested)} differences to `full` ({full.mean:.1f}, 95% "
+                f"interval {full.low:.1f} to {full.high:.1f}) are significant at {LEVEL:.0%} after Holm's correction"
+            )
+        models = (
+            f" The study has {_trained(question)}; the mechanisms have their default options ([{question.study}.yaml]"
+            f"(../studies/{question.study}.yaml))."
         )
+        own = models if question.study != first.study else ""
+        lines.append(f"- `{question.head}`: {seeds(question)}{found}.{own}")
     missing = [
         f"{question.use}, {sum(len(entry.rows) for entry in question.measured.values())} trainings of {question.total} "
         f"entries (`mtkit compare --study {question.study}`{_minutes(question, shown)})"

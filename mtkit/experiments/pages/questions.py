@@ -84,7 +84,12 @@ QUESTIONS = (
         "chrF",
     ),
     Question(
-        "long documents: Python's documentation (`documents`)", "documents", "documents", "documents", None, "chrF"
+        "long documents: 100 sentences, about 880 pieces (`documents`)",
+        "documents",
+        "documents",
+        "documents",
+        None,
+        "chrF",
     ),
 )
 LONGER = replace(SELECT, head="longer", study="longer")
