@@ -32,7 +32,6 @@ from mtkit.attention.kernels.cpu.product import (
     tiles_float32,
 )
 from mtkit.attention.kernels.dot_product import is_plain
-from mtkit.model.compiled_steps import compiled_methods
 from mtkit.model.network import Network
 from mtkit.model.sublayers import LayerNorm
 
@@ -64,8 +63,11 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
                 replace(module, "projected", partial(_projected, prepared))
                 if low and isinstance(module, ProductAttention) and is_plain(module.positions):
                     replace(module, "cache_type", torch.bfloat16)  # half the bytes, which a step waits for
-            for name, method in compiled_methods(module, prepared.of) if has_loops else ():
-                replace(module, name, method)
+            if has_loops:
+                from mtkit.model.compiled_steps import compiled_methods  # other types need none of it
+
+                for name, method in compiled_methods(module, prepared.of):
+                    replace(module, name, method)
             if isinstance(module, LayerNorm) and device.type == "cuda" and dtype == torch.bfloat16:
                 replace(module, "forward", prepared.norm(module))
             if dtype != torch.float32 or _float32(dtype, device) is not None:

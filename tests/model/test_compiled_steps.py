@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from mtkit.attention import reorder
 from mtkit.attention.kernels.cpu.product import has_byte_tiles
-from mtkit.model import compiled_steps, decoding_products
+from mtkit.model import compiled_steps
 from mtkit.model.build import build_model
 from mtkit.model.compiled_steps import CompiledAttentions, CompiledFeedForward, compiled_methods, compiled_norm
 from mtkit.model.decoding_products import products
@@ -55,7 +55,7 @@ def only_norms(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def some(module: nn.Module, int8_of: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
         return compiled_methods(module, int8_of) if isinstance(module, LayerNorm) else iter(())
 
-    return lambda: monkeypatch.setattr(decoding_products, "compiled_methods", some)
+    return lambda: monkeypatch.setattr(compiled_steps, "compiled_methods", some)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

@@ -43,7 +43,7 @@ def append_rows(state: State, *, keys: Tensor, values: Tensor, **others: Tensor)
     shared, end = state["shared"], state["rows"]
     if keys.element_size() < shared["keys"].element_size():  # only the first step under autocast shows that type
         shared = {**shared, "keys": shared["keys"].to(keys.dtype), "values": shared["values"].to(values.dtype)}
-    if hypotheses > 1:
+    if hypotheses > 1 and not _known_finite(values):
         keys, values = _harmless(keys, values)
     for name, row in {"keys": keys, "values": values, **others}.items():
         shared[name][:, :, end - hypotheses : end] = row
@@ -68,11 +68,17 @@ def with_rows(state: State, hypotheses: int) -> State:
 
 def make_harmless(state: State, hypotheses: int) -> None:
     """Change the last rows, one per hypothesis, as `append_rows` does if a value is not finite."""
-    if hypotheses > 1:
-        new = [state["shared"][name][:, :, state["rows"] - hypotheses : state["rows"]] for name in ("keys", "values")]
-        for rows, harmless in zip(new, _harmless(*new), strict=True):
-            if harmless is not rows:
-                rows.copy_(harmless)
+    keys, values = (
+        state["shared"][name][:, :, state["rows"] - hypotheses : state["rows"]] for name in ("keys", "values")
+    )
+    if hypotheses > 1 and not _known_finite(values):
+        for rows, harmless in zip((keys, values), _harmless(keys, values), strict=True):
+            rows.copy_(harmless)
+
+
+def _known_finite(values: Tensor) -> bool:
+    """Whether all values are finite; False on an accelerator, which the test would stall."""
+    return values.device.type == "cpu" and bool(values.sum().isfinite())
 
 
 def _harmless(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,8 +86,6 @@ def _harmless(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
     0 * NaN would reach hypotheses that do not see the row.
     """
-    if v.device.type == "cpu" and bool(v.sum(dtype=torch.float32).isfinite()):  # the test would stall an accelerator
-        return k, v
     zero = v.sum((1, 3), dtype=torch.float32) * 0.0  # (B, N), NaN for a row that is not finite
     return k + zero[:, None, :, None].type_as(k), v.nan_to_num(0.0, 0.0, 0.0)
 
