@@ -1,6 +1,7 @@
-"""The sub-layers of a decoding step in int8, one loop each: norm, products, attention and residual of a block of rows.
+"""The sub-layers of a decoding step in int8, a loop for each: norm, products, attention and residual, block by block.
 
-A block's intermediate results stay in the caches, and a step takes one call in place of a dozen operations.
+A block is a number of rows whose intermediate results stay in the caches. A sub-layer takes one call instead of a dozen
+operations.
 """
 
 import numpy as np
@@ -54,6 +55,18 @@ def write_product(rows: Floats, weights: ByteWeights, least: np.float32, out: Fl
 
 
 @part
+def write_input_product(
+    x: Floats, norm: Norm, norm_before: bool, weights: ByteWeights, least: np.float32, normed: Floats, out: Floats
+) -> None:
+    """`write_product` for a sub-layer's input: x (M, D), or its layer norm, which is written to the rows of normed."""
+    if norm_before:
+        normalise(x, norm, normed[: len(x)])
+        write_product(normed[: len(x)], weights, least, out)
+    else:
+        write_product(x, weights, least, out)
+
+
+@part
 def add_and_normalise(x: Floats, norm: Norm, normed_before: bool, out: Floats) -> None:
     """Add x (M, D) to a sub-layer's output in out (M, D), and normalise the sum unless the sub-layer's input was."""
     for row in range(len(x)):
@@ -71,11 +84,7 @@ def feed_forward(norm: Norm, norm_before: bool, inner: ByteWeights, outer: ByteW
     for first in range(0, len(x), ROWS):
         some, result = x[first : first + ROWS], out[first : first + ROWS]
         count = len(some)
-        if norm_before:
-            normalise(some, norm, normed[:count])
-            write_product(normed[:count], inner, np.float32(0), hidden[:count])
-        else:
-            write_product(some, inner, np.float32(0), hidden[:count])
+        write_input_product(some, norm, norm_before, inner, np.float32(0), normed, hidden[:count])
         write_product(hidden[:count], outer, LEAST, result)
         add_and_normalise(some, norm, norm_before, result)
 
@@ -129,11 +138,7 @@ def attend(
         end = min(begin + room, segments)
         count = (end - begin) * hypotheses
         some, result = x[begin:end].reshape(count, -1), out[begin:end].reshape(count, -1)
-        if norm_before:
-            normalise(some, norm, normed[:count])
-            write_product(normed[:count], inputs, LEAST, projected[:count])
-        else:
-            write_product(some, inputs, LEAST, projected[:count])
+        write_input_product(some, norm, norm_before, inputs, LEAST, normed, projected[:count])
         some_keys, some_values = keys[begin:end], values[begin:end]
         if row >= 0:
             write_rows(projected[:count], heads * width, some_keys, row)
