@@ -169,22 +169,16 @@ class Regularizer(Slot):
     weighed_heads: int | None = None
     """Number of heads, from the first, whose weights it reads; None: all."""
     reads_marks: bool = False
-    """Whether `forward` takes the keys' marks (B, S) or None, as `marks`."""
+    """Whether it reads `inputs.context_marks`, so that the marks must be computed."""
 
     def forward(
-        self,
-        heads: Tensor,
-        values: Tensor,
-        weights: Tensor | None,
-        query_valid: Tensor | None,
-        value_valid: Tensor | None,
-        visible: Tensor | None = None,
+        self, inputs: Inputs, heads: Tensor, values: Tensor, weights: Tensor | None, visible: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Return weighted losses, means per real token.
 
         heads (B, H, T, V) outputs before merging; values (B, G, S, V); weights (B, H, T, S) before dropout, at least
-        of `weighed_heads`; query_valid (B, T); value_valid (B, S). visible broadcasts to weights and is True for
-        the keys that the mechanism shows to a query; None if it hides only padding and the future.
+        of `weighed_heads`. visible broadcasts to weights and is True for the keys that the mechanism shows to a
+        query; None if it hides only padding and the future.
         """
         raise NotImplementedError
 

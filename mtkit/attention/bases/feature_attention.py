@@ -121,7 +121,7 @@ class FeatureAttention(HeadAttention):
                 heads = attend_parts(
                     q, k, v, self.features_of, parameters=parameters, valid=valid, chunk=PART, **guards
                 )
-        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
+        losses = self.losses(inputs, heads, v)
         return Attended(self.merge_heads(F.dropout(heads, self.dropout), query), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

@@ -138,23 +138,16 @@ class HeadAttention(Attention):
 
     def losses(
         self,
+        inputs: Inputs,
         heads: Tensor,
         values: Tensor,
-        weights: Tensor | None,
-        query_valid: Tensor | None,
-        memory_valid: Tensor | None = None,
+        weights: Tensor | None = None,
         visible: Tensor | None = None,
-        marks: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The losses of the regularizer; none outside training. In the self roles the memory is the query.
-
-        marks (B, S) of the keys, if a mechanism has weights that the regularizer may read.
-        """
+        """The losses of the regularizer, whose `forward` says the shapes; none outside training."""
         if self.regularizer is None or not self.training:
             return {}
-        value_valid = memory_valid if self.site.role == "cross" else query_valid
-        more = {"marks": marks} if self.regularizer.reads_marks else {}
-        result: dict[str, Tensor] = self.regularizer(heads, values, weights, query_valid, value_valid, visible, **more)
+        result: dict[str, Tensor] = self.regularizer(inputs, heads, values, weights, visible)
         return result
 
     @property

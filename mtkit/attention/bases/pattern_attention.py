@@ -247,8 +247,7 @@ class PatternAttention(HeadAttention):
         q = self.queries(inputs.query)
         heads, weights = self.attended(q, k, v, valid=valid, need_weights=inputs.need_weights)
         read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
-        masks = inputs.query_valid, inputs.memory_valid, read[1]
-        losses = self.losses(heads, v, read[0], *masks, inputs.context_marks)
+        losses = self.losses(inputs, heads, v, *read)
         weights = weights if inputs.need_weights else None  # some positions have them computed in any case
         return Attended(self.merge_heads(heads, inputs.query), weights=weights, losses=losses)
 

@@ -186,8 +186,7 @@ class ScoreAttention(HeadAttention):
         weighing = need_weights or (self.regularizes_weights and read is None)
         heads, weights, carried = self.attended(pairs, carry, weighing)
         weighed = weights if read is None else read
-        masks = inputs.query_valid, inputs.memory_valid, self.shown(pairs)
-        losses = self.losses(heads, pairs.values, weighed, *masks, inputs.context_marks)
+        losses = self.losses(inputs, heads, pairs.values, weighed, self.shown(pairs))
         return Attended(self.merge_heads(heads, inputs.query), carried, weights if need_weights else None, losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

@@ -84,7 +84,7 @@ class Informer(HeadAttention):
             heads, _ = attend(rows_at(q, place.unsqueeze(2)).squeeze(2).type_as(v), k.type_as(v), v, **how)
             rows, others = _spread_active(heads, active), _mean(v, query_valid)
         heads = torch.where(active.unsqueeze(-1), rows, expand_heads(others, self.site.heads).type_as(v))
-        return Attended(self.merge_heads(heads, inputs.query), losses=self.losses(heads, v, None, query_valid))
+        return Attended(self.merge_heads(heads, inputs.query), losses=self.losses(inputs, heads, v))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         like = self.q_proj.weight

@@ -64,7 +64,7 @@ class Linformer(HeadAttention):
             scale=self.scale,
             dropout=self.dropout,
         )
-        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
+        losses = self.losses(inputs, heads, v)
         return Attended(self.merge_heads(heads, inputs.query), carry=self._carried(key_slots), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

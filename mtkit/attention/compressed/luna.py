@@ -114,12 +114,12 @@ class Luna(HeadAttention):
         if self.site.causal:
             packed = self._memory(len(query), inputs.carry, inputs.memory_carry)
             heads, v = self._causal(query, packed)
-            losses = self.losses(heads, v, None, inputs.query_valid)
+            losses = self.losses(inputs, heads, v)
             return Attended(self.merge_heads(heads, query), carry=self._carried(packed), losses=losses)
         k, v = self.keys_values(inputs.context)
         packed, keys, values, seen = self._packed(inputs, k, v)
         heads, _ = attend(self.queries(query), keys, values, scale=self.scale, valid=seen, dropout=self.dropout)
-        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
+        losses = self.losses(inputs, heads, v)
         return Attended(self.merge_heads(heads, query), carry=self._carried(packed), losses=losses)
 
     @torch.no_grad()

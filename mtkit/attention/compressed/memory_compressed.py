@@ -89,7 +89,7 @@ class MemoryCompressed(HeadAttention):
         else:
             mask = None if valid is None else spans_valid(valid, self.spans)
             heads, _ = attend(q, keys, values, scale=self.scale, valid=mask, dropout=self.dropout)
-        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
+        losses = self.losses(inputs, heads, v)
         return Attended(self.merge_heads(heads, inputs.query), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

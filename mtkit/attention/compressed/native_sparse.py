@@ -171,7 +171,7 @@ class NativeSparse(HeadAttention):
         if "window" in self.branches:
             outputs.append(self.near.attend(q, *self._window_keys_values(query), **how)[0])
         heads = self._gated(outputs, query)
-        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid, marks=inputs.context_marks)
+        losses = self.losses(inputs, heads, v)
         return Attended(self.merge_heads(heads, query), losses=losses)
 
     def _gated(self, outputs: list[Tensor], query: Tensor) -> Tensor:

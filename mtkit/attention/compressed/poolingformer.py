@@ -116,7 +116,7 @@ class Poolingformer(PatternAttention):
         lists = span_lists(self.spans, q.shape[2], **how)
         hidden = None if query_valid is None or self.site.causal else ~spans_valid(query_valid, self.spans)
         heads = attend_listed(q, keys, values, None, lists, missing=hidden, scale=second.scale, dropout=self.dropout)
-        losses = {name: loss + first.losses[name] for name, loss in second.losses(heads, v, None, query_valid).items()}
+        losses = {name: loss + first.losses[name] for name, loss in second.losses(inputs, heads, v).items()}
         return Attended(y + second.merge_heads(heads, y), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

@@ -81,7 +81,7 @@ class SetTransformer(HeadAttention):
             k, v = self.keys_values(context)
             keys, values, has_read = self._points_read(k, v, valid)
             heads, _ = attend(q, keys, values, scale=self.scale, valid=has_read, dropout=self.dropout)
-        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
+        losses = self.losses(inputs, heads, v)
         return Attended(self.merge_heads(heads, inputs.query), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

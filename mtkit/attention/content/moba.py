@@ -67,7 +67,7 @@ class MoBA(HeadAttention):
             chosen = self._chosen(q, k, valid, self_role)
             near = Near() if self_role else None
             heads = attend_chosen(near_q, near_k, v, chosen, self.block, near=near, **how)
-        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid, marks=inputs.context_marks)
+        losses = self.losses(inputs, heads, v)
         return Attended(self.merge_heads(heads, inputs.query), losses=losses)
 
     @torch.no_grad()

@@ -89,7 +89,7 @@ class Reformer(HeadAttention):
         query_valid = inputs.query_valid
         q, v, buckets = self._hashed(inputs.query, query_valid)
         heads = self._attend(q, v, replay_choice(buckets, self.lsh_buckets + 1), query_valid)
-        return Attended(self.merge_heads(heads, inputs.query), losses=self.losses(heads, v, None, query_valid))
+        return Attended(self.merge_heads(heads, inputs.query), losses=self.losses(inputs, heads, v))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return empty caches, and the lists of each bucket's last 2 chunk positions, for (H * rounds) streams."""

@@ -143,7 +143,7 @@ class Routing(HeadAttention):
                 *self.near.of(q, k, v), scale=self.scale, causal=self.site.causal, valid=valid, dropout=self.dropout
             )
             heads = torch.cat([near.type_as(heads), heads], dim=1)
-        losses |= self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
+        losses |= self.losses(inputs, heads, v)
         return Attended(self.merge_heads(heads, inputs.query), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

@@ -120,7 +120,7 @@ class Sac(HeadAttention):
             )
         k, v = self.keys_values(source)
         heads = self._attend(self.queries(query), k, v, edges.targets)
-        losses = self.losses(heads, v, None, query_valid, inputs.memory_valid)
+        losses = self.losses(inputs, heads, v)
         if not self.training:
             return Attended(self.merge_heads(heads, query))
         log_prob, entropy = (x if query_valid is None else x * query_valid[:, None] for x in edges[1:])

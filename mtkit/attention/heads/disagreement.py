@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Site
+from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.options import LossWeight, SomeOf, parts
 from mtkit.attention.slots import Regularizer
@@ -41,22 +41,16 @@ class Disagreement(Regularizer):
         self.needs_weights = "position" in self.types
 
     def forward(
-        self,
-        heads: Tensor,
-        values: Tensor,
-        weights: Tensor | None,
-        query_valid: Tensor | None,
-        value_valid: Tensor | None,
-        visible: Tensor | None = None,
+        self, inputs: Inputs, heads: Tensor, values: Tensor, weights: Tensor | None, visible: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Return {"disagreement": weight * the sum over the types}, averaged over the layers of the run."""
         total = heads.new_zeros((), dtype=torch.float32)
         if "output" in self.types:
-            total = total + _mean(_agreement(_directions(heads)), query_valid)
+            total = total + _mean(_agreement(_directions(heads)), inputs.query_valid)
         if "subspace" in self.types:
-            total = total + _mean(_agreement(_directions(values)), value_valid)
+            total = total + _mean(_agreement(_directions(values)), inputs.context_valid)
         if weights is not None and "position" in self.types:
-            total = total + _mean(_agreement(weights), query_valid)
+            total = total + _mean(_agreement(weights), inputs.query_valid)
         return {"disagreement": self.weight / self.site.layers * total}
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import Site
+from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.marks import separators
 from mtkit.attention.options import CountsOf, LossWeight, Natural, Null, OneOf, counts, refused
@@ -81,23 +81,16 @@ class Guided(Regularizer):
         self.factor.fill_(min(1.0, max(0.0, left)) if self.decays else 1.0)
 
     def forward(
-        self,
-        heads: Tensor,
-        values: Tensor,
-        weights: Tensor | None,
-        query_valid: Tensor | None,
-        value_valid: Tensor | None,
-        visible: Tensor | None = None,
-        marks: Tensor | None = None,
+        self, inputs: Inputs, heads: Tensor, values: Tensor, weights: Tensor | None, visible: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return {"guided": weight * the sum over the patterns}, each a mean over its heads and real rows; layers add
-        up. marks (B, S) of the keys.
-        """
+        """Return {"guided": weight * the sum over the patterns of means over heads and real rows}; layers add up."""
         if weights is None or not self.needs_weights:
             return {}
         batch, _, length, _ = weights.shape
         position = torch.arange(length, device=weights.device)
-        real = query_valid if query_valid is not None else position.new_ones(batch, length, dtype=torch.bool)
+        real = inputs.query_valid
+        if real is None:
+            real = position.new_ones(batch, length, dtype=torch.bool)
         shown = None if visible is None else visible.expand(batch, self.guided, -1, -1)
         total, first = weights.new_zeros(()), 0
         for name, count in self.guides.items():
@@ -105,7 +98,7 @@ class Guided(Regularizer):
             seen = None if shown is None else shown[:, first : first + count]
             first += count
             if name == SEPARATOR:
-                row, counted = self._separator_rows(upcast(of_pattern), real, seen, marks)
+                row, counted = self._separator_rows(upcast(of_pattern), real, seen, inputs.context_marks)
                 total = total + self._mean(row, counted, real)
                 continue
             offset = PATTERNS[name]

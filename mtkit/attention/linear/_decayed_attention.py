@@ -119,7 +119,7 @@ class DecayedAttention(HeadAttention):
             heads = read_causal(forward, self.chunk)
         else:
             heads = read_both_ways(forward, self._backward(forward, projected, query, valid), self.chunk)
-        return Attended(self.finished(heads, v, query), losses=self.losses(heads, v, None, valid))
+        return Attended(self.finished(heads, v, query), losses=self.losses(inputs, heads, v))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         p, like = self.projection, upcast(self.q_proj.weight)

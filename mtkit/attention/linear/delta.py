@@ -100,7 +100,7 @@ class Delta(HeadAttention):
         else:
             writes = self._unmapped(inputs.memory, inputs.memory_valid)
             heads = read(self._reads(query), memory_after(writes, self.chunk, self._features))
-        losses = self.losses(heads, writes.values, None, inputs.query_valid, inputs.memory_valid)
+        losses = self.losses(inputs, heads, writes.values)
         return Attended(self.merge_heads(F.dropout(heads.type_as(query), self.dropout), query), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

@@ -110,7 +110,7 @@ class GatedDelta(DecayedAttention):
             return super().attend(inputs)
         terms, v = self._source_terms(inputs.memory, inputs.memory_valid)
         heads = self._read_source(inputs.query, sums_after(terms, self.chunk))
-        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
+        losses = self.losses(inputs, heads, v)
         return Attended(self.finished(heads, v, inputs.query), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

@@ -65,7 +65,7 @@ class LandmarkAttention(HeadAttention):
         q, k, v = self.queries_keys_values(inputs.query)
         with torch.autocast(inputs.query.device.type, enabled=False):
             heads = self._heads(upcast(q), upcast(k), upcast(v), inputs.query_valid).type_as(v)
-        losses = self.losses(heads, v, None, inputs.query_valid)
+        losses = self.losses(inputs, heads, v)
         return Attended(self.merge_heads(F.dropout(heads, self.dropout), inputs.query), losses=losses)
 
     @packing

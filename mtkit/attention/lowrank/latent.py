@@ -123,7 +123,7 @@ class Latent(HeadAttention):
             need_weights=inputs.need_weights or self.regularizes_weights,
         )
         heads = heads[..., : v.shape[-1]]
-        losses = self.losses(heads, v, weights, inputs.query_valid, inputs.memory_valid, marks=inputs.context_marks)
+        losses = self.losses(inputs, heads, v, weights)
         return Attended(self.merge_heads(heads, query), weights=weights if inputs.need_weights else None, losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

@@ -93,8 +93,7 @@ class LowRankBand(HeadAttention):
         ]
         heads, weights = together(outputs, 1)
         visible = self._shown(query.shape[1], query.device) if self.regularizes_weights else None
-        masks = inputs.query_valid, inputs.memory_valid, visible
-        losses = self.losses(heads, v.transpose(1, 2), weights, *masks, inputs.context_marks)
+        losses = self.losses(inputs, heads, v.transpose(1, 2), weights, visible)
         return Attended(self.merge_heads(heads, query), weights=weights if inputs.need_weights else None, losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:

@@ -139,8 +139,7 @@ class HardCoded(HeadAttention):
         heads = self._near(v, valid) if memory is None else self._near_in_source(v, lengths, position)
         needs_map = inputs.need_weights or self.regularizes_weights
         weights = self._map(position, v, lengths) if needs_map else None
-        masks = inputs.query_valid, inputs.memory_valid
-        losses = self.losses(heads, v, weights, *masks, marks=inputs.context_marks)
+        losses = self.losses(inputs, heads, v, weights)
         return Attended(
             self.merge_heads(heads.type_as(v), query), weights=weights if inputs.need_weights else None, losses=losses
         )

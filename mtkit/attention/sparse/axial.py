@@ -39,12 +39,11 @@ class _LineAttention(HeadAttention):
 
         valid (B, lines, L), with padding at the end of each line.
         """
-        real = None if valid is None else valid.flatten(0, 1)
-        q, k, v = self.queries_keys_values(x.flatten(0, 1))
-        heads, _ = attend(
-            q, k, v, scale=self.scale, causal=causal, valid=real, positions=self.positions, dropout=self.dropout
-        )
-        return self.merge_heads(heads, x.flatten(0, 1)).view_as(x), self.losses(heads, v, None, real)
+        lines = Inputs(x.flatten(0, 1), query_valid=None if valid is None else valid.flatten(0, 1))
+        q, k, v = self.queries_keys_values(lines.query)
+        how: dict[str, Any] = {"scale": self.scale, "positions": self.positions, "dropout": self.dropout}
+        heads, _ = attend(q, k, v, causal=causal, valid=lines.query_valid, **how)
+        return self.merge_heads(heads, lines.query).view_as(x), self.losses(lines, heads, v)
 
     def newest(self, tokens: Tensor, place: int) -> list[Tensor]:
         """Return queries, keys and values (B, N, heads, K) of tokens (B, N, D), all at this place of a line."""

@@ -127,9 +127,7 @@ class BigBird(PatternAttention):
         read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
         n = self.nodes
         weights, weighed, visible = (None if x is None else x[..., n:, n:] for x in (weights, *read))
-        losses = self.losses(
-            heads[:, :, n:], v[:, :, n:], weighed, query_valid, visible=visible, marks=inputs.query_marks
-        )
+        losses = self.losses(inputs, heads[:, :, n:], v[:, :, n:], weighed, visible)
         return self._split_nodes(tokens, heads, weights=weights, losses=losses)
 
     @packing

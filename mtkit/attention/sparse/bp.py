@@ -94,21 +94,22 @@ class Bp(HeadAttention):
 
     def attend(self, inputs: Inputs) -> Attended:
         """Return the tokens' outputs; carries the spans (B, spans, D), level by level."""
-        return self._attended(inputs.query, inputs.query_valid, inputs.carry, literal=False)
+        return self._attended(inputs, literal=False)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
         """The same, token by token and span by span, over the nodes of the walks."""
-        return self._attended(inputs.query, inputs.query_valid, inputs.carry, literal=True)
+        return self._attended(inputs, literal=True)
 
-    def _attended(self, query: Tensor, query_valid: Tensor | None, carry: Tensor | None, literal: bool) -> Attended:
+    def _attended(self, inputs: Inputs, literal: bool) -> Attended:
+        query = inputs.query
         levels = self._levels(query.shape[1])
         # in the decoder no padding precedes a real token
-        valid = None if self.site.causal else query_valid
+        valid = None if self.site.causal else inputs.query_valid
         read_spans = self._literal_span_rows if literal else self._span_rows
         read_tokens = self._literal_token_rows if literal else self._token_rows
         q, (k, v) = self.queries(query), self._keys_values(query)
-        spans = self._from_below(carry, query, len(query), sum(levels))
+        spans = self._from_below(inputs.carry, query, len(query), sum(levels))
         if not self.carries:
             start = self.span_query.expand(len(query), sum(levels), -1)
             seed = self.queries(start[:1]).expand(len(query), -1, -1, -1)
@@ -119,9 +120,8 @@ class Bp(HeadAttention):
         if self.updates:
             above = self.span_update(spans, self.merge_heads(read_spans(self.queries(spans), k, v, valid), spans))
         values = v[:, :: self.site.heads // self.projection.value_heads]
-        return Attended(
-            self.merge_heads(heads, query), carry=above, losses=self.losses(heads, values, None, query_valid)
-        )
+        losses = self.losses(inputs, heads, values)
+        return Attended(self.merge_heads(heads, query), carry=above, losses=losses)
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:

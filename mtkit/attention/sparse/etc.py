@@ -194,9 +194,8 @@ class Etc(HeadAttention):
             heads = self._token_rows_by_sentence(graph)
         else:
             heads = self._token_rows(graph)
-        return Attended(
-            self.merge_heads(heads, query), carry=carried, losses=self.losses(heads, token_heads[1], None, valid)
-        )
+        losses = self.losses(inputs, heads, token_heads[1])
+        return Attended(self.merge_heads(heads, query), carry=carried, losses=losses)
 
     def _owner(self, valid: Tensor, marks: Tensor | None) -> tuple[Tensor, int]:
         """Return the number of each token's node, (B or 1, T), and the number of nodes in the longest segment."""

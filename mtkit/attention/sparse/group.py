@@ -100,7 +100,7 @@ class Group(ProductAttention):
         heads = attend_within(
             q, k, v, query_sentence, key_sentence, *masks, scale=self.scale, causal=causal, dropout=self.dropout
         )
-        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid, None, inputs.context_marks)
+        losses = self.losses(inputs, heads, v)
         return Attended(self.merge_heads(heads, inputs.query), losses=losses)
 
     def _mixed(self, local: Attended, wide: Attended) -> Attended:

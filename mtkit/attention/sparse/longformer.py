@@ -130,7 +130,7 @@ class Longformer(PatternAttention):
         read, visible = self.weights_to_regularize(q, k, query_valid) if self.regularizes_weights else (None, None)
         if read is not None and first_weights is not None:
             read = self._with_first(first_weights[:, : read.shape[1]], read)
-        losses = self.losses(heads, v, read, query_valid, visible=visible, marks=inputs.query_marks)
+        losses = self.losses(inputs, heads, v, read, visible)
         return Attended(self.merge_heads(heads, query), weights=weights, losses=losses)
 
     def _chosen(self, inputs: Inputs) -> Tensor:
@@ -168,7 +168,7 @@ class Longformer(PatternAttention):
         if not self.site.causal:
             heads, weights, visible = self._with_global_queries(inputs, chosen, (q, k, v), (heads, weights, visible))
         read = weights if self.regularizes_weights else None
-        losses = self.losses(heads, v, read, valid, visible=visible, marks=inputs.query_marks)
+        losses = self.losses(inputs, heads, v, read, visible)
         return Attended(self.merge_heads(heads, query), weights=weights if inputs.need_weights else None, losses=losses)
 
     def _with_global_queries(

@@ -134,7 +134,7 @@ class Star(HeadAttention):
                 nodes.append(carry[:, 1:])
             near += [(*self._heads(self.k_proj(node), self.v_proj(node)), None) for node in nodes]
             heads = attend_few(q, near, scale=self.scale, dropout=self.dropout)
-        losses = self.losses(heads, self.projection.values(v), None, query_valid)
+        losses = self.losses(inputs, heads, self.projection.values(v))
         return Attended(self.merge_heads(heads, query), carry=self._carried(relay, query, carry), losses=losses)
 
     def _carried(self, relay: Tensor | None, tokens: Tensor, carry: Tensor | None) -> Tensor | None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
-from mtkit.attention.contract import Site
+from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.heads.disagreement import Disagreement
 from mtkit.errors import MtkitError
 
@@ -29,7 +29,8 @@ def loss(
     """Of one type, on tensors of which the ones not given cannot matter."""
     nothing = torch.full((2, 4, 6, 8), float("nan"))
     given = [nothing if each is None else each for each in (heads, values)]
-    losses = Disagreement(Site("encoder", 32, 4), types=types)(*given, weights, valid, valid)
+    inputs = Inputs(torch.zeros(2, 6, 32), query_valid=valid)
+    losses = Disagreement(Site("encoder", 32, 4), types=types)(inputs, *given, weights)
     return losses["disagreement"].item()
 
 

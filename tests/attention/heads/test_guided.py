@@ -1,5 +1,6 @@
 """Guided attention: the closed forms of its loss, which rows count, its schedule, and that nothing else changes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
-from mtkit.attention.contract import Site
+from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.heads.guided import Guided
 from mtkit.attention.marks import marks_from
 from tests.attention.small import refusals
@@ -30,7 +31,7 @@ def loss(patterns: str, weights: Tensor, valid: Tensor | None = None, visible: T
     """Of weights (B, H, T, T) alone, summed over keys, at weight 1."""
     guided = Guided(Site("encoder", 32, 4), patterns=patterns, **{"weight": 1.0, "reduction": "row"} | how)
     nothing = torch.full((2, 4, 6, 8), float("nan"))
-    return guided(nothing, nothing, weights, valid, valid, visible)["guided"]
+    return guided(Inputs(torch.zeros(2, 6, 32), query_valid=valid), nothing, nothing, weights, visible)["guided"]
 
 
 def pointing(offset: int | None, length: int = 6) -> Tensor:
@@ -87,12 +88,12 @@ def test_separators_that_a_row_sees_share_its_weight(role: str, reduction: str) 
             rows += distances.tolist() if seen else []
     assert 0 < len(rows) < 18
     alone = Guided(Site(role, 32, 4), patterns="self:1", weight=1.0, reduction=reduction)
-    nothing = torch.zeros(2, 4, 6, 8)
-    expected = alone(nothing, nothing, weights, VALID, VALID, near)["guided"] + sum(rows) / len(rows)
-    found = guided(nothing, nothing, weights, VALID, VALID, near, marks=marks)["guided"]
-    torch.testing.assert_close(found, expected)
-    without = guided(nothing, nothing, weights, VALID, VALID, near)["guided"]
-    torch.testing.assert_close(without, alone(nothing, nothing, weights, VALID, VALID, near)["guided"])
+    heads = torch.zeros(2, 4, 6, 8)
+    inputs = Inputs(torch.zeros(2, 6, 32), query_valid=VALID)
+    others = alone(inputs, heads, heads, weights, near)["guided"]
+    marked = guided(replace(inputs, query_marks=marks), heads, heads, weights, near)["guided"]
+    torch.testing.assert_close(marked, others + sum(rows) / len(rows))
+    torch.testing.assert_close(guided(inputs, heads, heads, weights, near)["guided"], others)
 
 
 def test_rows_whose_target_is_not_shown_count_nowhere() -> None:
@@ -140,7 +141,7 @@ def test_outputs_are_those_without_it_and_the_loss_is_of_training(name: str, rol
     wanted, got = (each(x, query_valid=VALID) for each in (plain, guided))
     torch.testing.assert_close(got.output, wanted.output, rtol=1e-5, atol=1e-6)
     assert set(got.losses) == {"guided"}
-    assert not plain.losses(x, x, None, None)
+    assert not wanted.losses
     assert not guided.eval()(x).losses
 
 
