@@ -5,7 +5,7 @@ turns the heads' outputs into one vector, `regularizer` adds a training loss. An
 """
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -224,6 +224,22 @@ class Positions(Slot):
     def values(self, weights: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor | None:
         """Return a term to add to the heads' outputs, (B, H, ..., T, V), or None."""
         return None
+
+
+class Placed(NamedTuple):
+    """Relative positions with the positions of the queries and keys of one call."""
+
+    positions: Positions
+    query_position: Tensor
+    key_position: Tensor
+
+    def bias(self, q: Tensor, scale: float) -> Tensor | None:
+        """Return `Positions.bias` of these positions."""
+        return self.positions.bias(q, self.query_position, self.key_position, scale)
+
+    def values(self, weights: Tensor) -> Tensor | None:
+        """Return `Positions.values` of these positions."""
+        return self.positions.values(weights, self.query_position, self.key_position)
 
 
 def slot_kind(kind: type) -> str | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from mtkit.attention.bases.caches import append, picked, ring_place, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, State, packing
-from mtkit.attention.kernels.dot_product import attend_step, scores_of, weights_of
+from mtkit.attention.kernels.dot_product import attend_step, placed, scores_of, weights_of
 from mtkit.attention.kernels.pattern import Pattern, Rows
 from mtkit.attention.kernels.picked_blocks import block_size, keys_of_block
 from mtkit.attention.kernels.sparse import dense_attend, sparse_attend, visible_pairs
@@ -63,16 +63,8 @@ class HeadGroup:
         visible broadcasts to the weights; positions are for all heads.
         """
         q, k = self.of(q, k)
-        query_position, key_position = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
-        return weights_of(
-            scores_of(q, k, scale),
-            q,
-            scale=scale,
-            visible=visible,
-            positions=None if positions is None else positions.of_heads(self.some),
-            query_position=query_position,
-            key_position=key_position,
-        )
+        relative = placed(None if positions is None else positions.of_heads(self.some), q, k)
+        return weights_of(scores_of(q, k, scale), q, relative, scale=scale, visible=visible)
 
     def start(self, batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
         """An empty cache for its share of rows that are, for all heads, of (heads, width)."""

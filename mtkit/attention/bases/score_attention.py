@@ -28,6 +28,7 @@ from mtkit.attention.kernels.dot_product import (
     upcast,
     weights_of,
 )
+from mtkit.attention.slots import Placed
 from mtkit.attention.states import counted
 
 
@@ -132,37 +133,27 @@ class ScoreAttention(HeadAttention):
         """Return a mask (T, S) that hides further keys than padding and the future; None if there are none."""
         return None
 
+    def placed(self, pairs: Pairs) -> Placed | None:
+        """The slot's relative positions with the positions of the pairs; None if the slot is empty."""
+        slot = self.positions
+        return None if slot is None else Placed(slot, pairs.query_position, pairs.key_position)
+
     def with_positions(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """The logits with the bias of positions, in float32 at least; for an override of `softmax`."""
-        logits, positions = upcast(logits), self.positions
-        if positions is None:
-            return logits
-        bias = positions.bias(pairs.q, pairs.query_position, pairs.key_position, self.scale)
+        logits, relative = upcast(logits), self.placed(pairs)
+        bias = None if relative is None else relative.bias(pairs.q, self.scale)
         return logits if bias is None else logits + bias
 
     def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """The weights from logits and positions, in float32 at least."""
         shown, visible = self.shown(pairs), pairs.visible
-        return weights_of(
-            logits,
-            pairs.q,
-            scale=self.scale,
-            visible=visible if shown is None else shown if visible is None else shown & visible,
-            positions=self.positions,
-            query_position=pairs.query_position,
-            key_position=pairs.key_position,
-        )
+        if shown is not None:
+            visible = shown if visible is None else shown & visible
+        return weights_of(logits, pairs.q, self.placed(pairs), scale=self.scale, visible=visible)
 
     def outputs(self, weights: Tensor, pairs: Pairs) -> Tensor:
         """The heads' outputs (B, H, T, V): values and position values, summed under weights after dropout."""
-        return outputs_of(
-            weights,
-            pairs.values,
-            positions=self.positions,
-            query_position=pairs.query_position,
-            key_position=pairs.key_position,
-            dropout=self.dropout if pairs.state is None else 0.0,
-        )
+        return outputs_of(weights, pairs.values, self.placed(pairs), self.dropout if pairs.state is None else 0.0)
 
     def seen(self, inputs: Inputs) -> Tensor | None:
         """The `valid` of a forward pass: which keys are real, (B, S), or which each query may see, (B, T, S)."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.bases.pattern_attention import PatternAttention, PatternGroup, by_head
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import outputs_of, scores_of, upcast
+from mtkit.attention.kernels.dot_product import outputs_of, placed, scores_of, upcast
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import LossWeight, OneOf, Positive, Share, Within
 from mtkit.attention.slots import Positions
@@ -101,7 +101,7 @@ class AdaptiveSpan(PatternAttention):
         shown = scores.masked_fill(ramp == 0, -torch.inf)
         parts = ramp * (scores - shown.amax(-1, keepdim=True).nan_to_num(neginf=0.0)).masked_fill(ramp == 0, 0.0).exp()
         weights = parts / parts.sum(-1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
-        heads = outputs_of(weights, v, positions=slot, query_position=i, key_position=i)
+        heads = outputs_of(weights, v, placed(slot, q, k))
         return Attended(self.merge_heads(heads, query), weights=weights)
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from mtkit.attention.kernels.cached_rows import attend_cached, cached_is_faster, supports_cached
 from mtkit.attention.kernels.fused import fused_attention, hides_all_keys, padding_bias
 from mtkit.attention.kernels.gpu.short import attend_short, attends_short
-from mtkit.attention.slots import Positions
+from mtkit.attention.slots import Placed, Positions
 
 FEW = 15
 """Keys up to which a core reads a sequence faster row by row than by the fused kernel, which takes 16 at a time, in
@@ -47,20 +47,12 @@ def attend(
         heads = attend_cached(q.transpose(1, 2), k.unsqueeze(1), v.unsqueeze(1), scale=scale, visible=visible)
         return heads.transpose(1, 2), None
     if need_weights or (positions is not None and positions.on_values):
-        return weigh(
-            scores_of(q, k, scale),
-            q,
-            v,
-            scale=scale,
-            visible=visible_keys(q, k, causal, valid),
-            positions=positions,
-            query_position=_range(q),
-            key_position=_range(k),
-            dropout=dropout,
-        )
+        visible, relative = visible_keys(q, k, causal, valid), placed(positions, q, k)
+        return weigh(scores_of(q, k, scale), q, v, relative, scale=scale, visible=visible, dropout=dropout)
     if is_plain(positions) and not by_query and hides_all_keys(q):
         return _attend_on_gpu(q, k, v, None if causal else valid, scale=scale, causal=causal, dropout=dropout), None
-    bias = None if positions is None else positions.bias(q, _range(q), _range(k), scale)
+    relative = placed(positions, q, k)
+    bias = None if relative is None else relative.bias(q, scale)
     if valid is None or (causal and not by_query):
         if bias is None:
             return _fused_by_group(q, k, v, scale=scale, dropout=dropout, is_causal=causal), None
@@ -83,6 +75,11 @@ def _attend_on_gpu(
         return attend_short(q, k, v, valid, scale=scale, causal=causal)
     mask = None if valid is None else padding_bias(valid, q.dtype)
     return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=mask, is_causal=causal)
+
+
+def placed(positions: Positions | None, q: Tensor, k: Tensor) -> Placed | None:
+    """The positions of whole sequences, queries (..., T, K) and keys (..., S, K), which begin at 0."""
+    return None if positions is None else Placed(positions, _range(q), _range(k))
 
 
 def is_plain(positions: Positions | None) -> bool:
@@ -131,51 +128,31 @@ def weigh(
     scores: Tensor,
     q: Tensor,
     v: Tensor,
+    positions: Placed | None,
     *,
     scale: float,
     visible: Tensor | None,
-    positions: Positions | None,
-    query_position: Tensor,
-    key_position: Tensor,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """The heads' outputs (B, H, T, V) and the weights before dropout, from scaled scores (B, H, T, S).
 
-    q (B, H, T, K), v (B, G, S, V); visible broadcasts to the scores; query_position (T,), key_position (S,).
+    q (B, H, T, K), v (B, G, S, V); visible broadcasts to the scores.
     """
-    where: dict[str, Any] = {"positions": positions, "query_position": query_position, "key_position": key_position}
-    weights = weights_of(scores, q, scale=scale, visible=visible, **where)
-    return outputs_of(weights, v, dropout=dropout, **where), weights
+    weights = weights_of(scores, q, positions, scale=scale, visible=visible)
+    return outputs_of(weights, v, positions, dropout), weights
 
 
-def weights_of(
-    scores: Tensor,
-    q: Tensor,
-    *,
-    scale: float,
-    visible: Tensor | None,
-    positions: Positions | None,
-    query_position: Tensor,
-    key_position: Tensor,
-) -> Tensor:
+def weights_of(scores: Tensor, q: Tensor, positions: Placed | None, *, scale: float, visible: Tensor | None) -> Tensor:
     """The first half of `weigh`: the weights (B, H, T, S)."""
-    bias = None if positions is None else positions.bias(q, query_position, key_position, scale)
+    bias = None if positions is None else positions.bias(q, scale)
     return safe_softmax(scores if bias is None else upcast(scores) + bias, visible)
 
 
-def outputs_of(
-    weights: Tensor,
-    v: Tensor,
-    *,
-    positions: Positions | None,
-    query_position: Tensor,
-    key_position: Tensor,
-    dropout: float = 0.0,
-) -> Tensor:
+def outputs_of(weights: Tensor, v: Tensor, positions: Placed | None, dropout: float = 0.0) -> Tensor:
     """The second half of `weigh`: the heads' outputs (B, H, T, V)."""
     dropped = F.dropout(weights, dropout) if dropout else weights
     heads = weighted(dropped, v)
-    extra = None if positions is None else positions.values(dropped, query_position, key_position)
+    extra = None if positions is None else positions.values(dropped)
     return heads if extra is None else heads + extra.type_as(heads)
 
 
@@ -206,16 +183,11 @@ def attend_step(
     elif visible is not None:
         visible = visible.expand(batch, hypotheses, -1, -1).flatten(0, 1).unsqueeze(2)
     rows, keys, values = step_rows(q, keys, values)
-    heads, weights = weigh(
-        scores_of(rows, keys, scale),
-        rows,
-        values,
-        scale=scale,
-        visible=visible,
-        positions=positions,
-        query_position=numbers(query_position, query_position + 1, q.device),
-        key_position=_range(keys) if key_position is None else key_position,
-    )
+    relative = None
+    if positions is not None:
+        here = numbers(query_position, query_position + 1, q.device)
+        relative = Placed(positions, here, _range(keys) if key_position is None else key_position)
+    heads, weights = weigh(scores_of(rows, keys, scale), rows, values, relative, scale=scale, visible=visible)
     heads = by_hypotheses(heads, hypotheses).transpose(1, 2)
     return heads, by_hypotheses(weights, hypotheses) if need_weights else None
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.kernels.chunks import rows_at
-from mtkit.attention.kernels.dot_product import attend, expand_heads, is_plain, scores_of, weigh, weighted
+from mtkit.attention.kernels.dot_product import attend, expand_heads, is_plain, placed, scores_of, weigh, weighted
 from mtkit.attention.kernels.flash.parts import KernelRows, Laid, LaidPart, attend_parts, can_fuse
 from mtkit.attention.kernels.flash.windows import attend_windows, windows_are_faster
 from mtkit.attention.kernels.fused import fused_attention
@@ -108,18 +108,8 @@ def dense_attend(
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """The heads' outputs and the weights (B, H, T, S), computed from all scores under a mask."""
-    query_position, key_position = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
-    return weigh(
-        scores_of(q, k, scale),
-        q,
-        v,
-        scale=scale,
-        visible=visible,
-        positions=positions,
-        query_position=query_position,
-        key_position=key_position,
-        dropout=dropout,
-    )
+    scores = scores_of(q, k, scale)
+    return weigh(scores, q, v, placed(positions, q, k), scale=scale, visible=visible, dropout=dropout)
 
 
 def _attend_grid(q: Tensor, k: Tensor, v: Tensor, grid: Grid, how: How) -> Tensor:

@@ -28,7 +28,7 @@ from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, p
 from mtkit.attention.kernels.dot_product import attend, attend_step, scores_of, weigh
 from mtkit.attention.kernels.sparse import visible_pairs
 from mtkit.attention.options import NearRoot, OneOf, root_of_length
-from mtkit.attention.slots import WITHOUT_SCORES
+from mtkit.attention.slots import WITHOUT_SCORES, Placed
 
 
 class _LineAttention(HeadAttention):
@@ -63,8 +63,8 @@ class _LineAttention(HeadAttention):
         """`along` from all pairs of an unfolded x (B, T, D), whose tokens are in `line` (T,) at `place` (T,)."""
         q, k, v = self.queries_keys_values(x, place)
         visible = visible_pairs(line.unsqueeze(-1) == line, causal, valid)
-        by_place: dict[str, Any] = {"positions": self.positions, "query_position": place, "key_position": place}
-        heads, _ = weigh(scores_of(q, k, self.scale), q, v, scale=self.scale, visible=visible, **by_place)
+        relative = None if self.positions is None else Placed(self.positions, place, place)
+        heads, _ = weigh(scores_of(q, k, self.scale), q, v, relative, scale=self.scale, visible=visible)
         return self.merge_heads(heads, x)
 
 
