@@ -28,7 +28,7 @@ COSTS_OF_PICTURES: Mapping[str, str] = {
 
 
 def write_outputs(
-    folder: Folder, columns: Sequence[str] = (), *, pictures: bool = True, progress: ProgressBar = silent
+    folder: Folder, columns: Sequence[str] = (), *, progress: ProgressBar = silent
 ) -> tuple[Table, list[Path]]:
     """Write results.jsonl, compare.md, .csv and .tex, and the pictures if matplotlib is installed.
 
@@ -47,9 +47,8 @@ def write_outputs(
         path = inside(folder.path, name)
         write_text(path, text)
         written.append(path)
-    if pictures:
-        with suppress(ModuleNotFoundError):  # matplotlib is not installed
-            written += _draw(folder, table, progress)
+    with suppress(ModuleNotFoundError):  # matplotlib is not installed
+        written += _draw(folder, table, progress)
     return table, written
 
 

@@ -9,7 +9,6 @@ and checkpoints. A ring of watchers suffices: among several silent processes one
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
@@ -39,10 +38,9 @@ DONE = "done"
 class Heartbeat:
     """The heartbeat of one process, and its watch over the next."""
 
-    def __init__(self, store: Any, rank: int, size: int, end: Callable[[str], object] | None = None) -> None:
-        """`store` is a torch.distributed store whose client no other thread uses; `end` is called with the message."""
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        """`store` is a torch.distributed store whose client no other thread uses."""
         self._store, self._rank, self._watched = store, rank, (rank + 1) % size
-        self._end = end or _end
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -65,7 +63,7 @@ class Heartbeat:
                 if seen != last:
                     last, since = seen, monotonic()
                 if seen != DONE and monotonic() - since > SILENCE:
-                    self._end(
+                    _end(
                         f"process {self._watched} of this training has given no sign of life for {SILENCE:.0f} s, so "
                         f"process {self._rank} ends it; check that machine. The same command resumes from the last "
                         "checkpoint"

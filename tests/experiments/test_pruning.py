@@ -12,10 +12,10 @@ from mtkit.experiments import compare as comparing
 from mtkit.experiments.compare import Children, compare
 from mtkit.experiments.folder import Folder, read_rows
 from mtkit.experiments.join import reproduce
-from mtkit.experiments.outputs import write_outputs
 from mtkit.experiments.pruning import Pruning, is_worse
 from mtkit.experiments.report import caption
 from mtkit.experiments.rows import chosen_point, curve, final_rows
+from mtkit.experiments.table import build
 from tests.experiments.conftest import Made, Opened
 from tests.experiments.results import row
 from tests.experiments.test_compare import Recorded
@@ -130,7 +130,8 @@ def test_pruned_trials_are_kept_counted_and_not_chosen(
     stage = "search" if share < 1 else "final"
     assert chosen_point(rows, stage, 1) == {"training.peak_rate": RATES[6]}
     assert [each["seed"] for each in final_rows(rows, 1)] == [1, 2]
-    table, _ = write_outputs(folder, pictures=False)
+    folder.write_rows()
+    table = build(folder)
     assert [line.rows[0]["point"]["training.peak_rate"] for line in table.lines] == [RATES[6]]
     shown = caption(folder.study(), table, rows)
     assert "the best of 8 trials per entry" in shown
