@@ -225,6 +225,11 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
+def _environment(root: str) -> dict[str, str]:
+    """Return a node's environment for a process that imports the mtkit in the folder `root`."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
+
+
 def _train(command: list[str], place: str, root: str, log: str) -> int:
     """Run a trial's process on a node, and return its status. Ray's cancel is a KeyboardInterrupt here.
 
@@ -232,7 +237,6 @@ def _train(command: list[str], place: str, root: str, log: str) -> int:
     """
     # a Ray that was started in the background of a script ignores SIGINT, and with it Ray's cancel
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     with open(log, "ab") as output:
         process = subprocess.Popen(
             [sys.executable, *command],
@@ -241,7 +245,7 @@ def _train(command: list[str], place: str, root: str, log: str) -> int:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=place,
-            env=os.environ | {"PYTHONPATH": path},
+            env=_environment(root),
         )
     try:
         while process.poll() is None:
@@ -264,10 +268,9 @@ def _look(paths: list[str], root: str, token_path: str, token: str, version: str
         same = False
     if not same:
         return f"{node} does not see {os.path.dirname(os.path.dirname(token_path))}"
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     shown = subprocess.run(
         [sys.executable, "-P", "-c", "from mtkit.version import __version__; print(__version__)"],
-        env=os.environ | {"PYTHONPATH": path},
+        env=_environment(root),
         capture_output=True,
         text=True,
         check=False,
