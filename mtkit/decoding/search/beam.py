@@ -22,6 +22,7 @@ from mtkit.decoding.search.continuations import (
     coverage_penalty,
     forbid_repeats,
     normalised,
+    of_parents,
     still_running,
 )
 from mtkit.decoding.search.endings import Lines
@@ -126,9 +127,9 @@ class _Prefixes:
         self.token = continuations.token.gather(1, order)
         missing = finished[:, None] | (self.token == EOS)  # EOS is among them if there are few pieces to choose from
         self.log_prob = continuations.log_prob.gather(1, order).masked_fill(missing, -torch.inf)
-        self.pieces = _of_parents(self.pieces, parents)
+        self.pieces = of_parents(self.pieces, parents)
         self.pieces[..., step] = self.token
-        self.attention = _of_parents(self.attention, parents)
+        self.attention = of_parents(self.attention, parents)
         return parents
 
     def keep(self, running: Tensor) -> None:
@@ -171,14 +172,14 @@ class _Ended:
         ends = (continuations.token[:, :beam] == EOS) & (log_prob > -torch.inf)
         rows = prefixes.rows[:, None]
         place = (self.count[rows] + ends.cumsum(1) - 1).masked_fill(~ends, 2 * beam - 1)
-        pieces = _of_parents(prefixes.pieces, parent)
+        pieces = of_parents(prefixes.pieces, parent)
         pieces[..., step] = EOS
         self.pieces[rows, place] = pieces
         self.log_prob[rows, place] = log_prob
         if lines.counts:
             self.astray[rows, place] = lines.astray_after(continuations.token[:, :beam], parent)
         if coverage_weight:
-            attention = _of_parents(prefixes.attention, parent)
+            attention = of_parents(prefixes.attention, parent)
             self.coverage[rows, place] = coverage_penalty(attention, batch.valid[prefixes.rows], coverage_weight)
         self.count[prefixes.rows] += ends.sum(1)
 
@@ -191,8 +192,3 @@ class _Ended:
         pieces, log_probs = self.pieces[:, :-1], self.log_prob[:, :-1]
         scores = normalised(log_probs, (pieces != PAD).sum(-1), alpha) + self.coverage[:, :-1]
         return Hypotheses(pieces, log_probs, scores, self.astray[:, :-1]).ranked()
-
-
-def _of_parents(values: Tensor, parents: Tensor) -> Tensor:
-    """values (B', N, X) at the hypotheses `parents` (B', N'), as a new tensor (B', N', X)."""
-    return values.gather(1, parents[..., None].expand(-1, -1, values.shape[2]))

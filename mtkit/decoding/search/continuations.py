@@ -72,6 +72,11 @@ def coverage_penalty(attention: Tensor, valid: Tensor, beta: float) -> Tensor:
     return beta * logs.masked_fill(~valid[:, None], 0.0).sum(-1)
 
 
+def of_parents(values: Tensor, parents: Tensor) -> Tensor:
+    """values (B', N, X) at the hypotheses `parents` (B', N'), as a new tensor (B', N', X)."""
+    return values.gather(1, parents[..., None].expand(-1, -1, values.shape[2]))
+
+
 def forbid_repeats(scores: Tensor, pieces: Tensor, size: int) -> None:
     """Sets to -inf, in place, the score of each piece that would repeat an n-gram of `size` pieces of the same line.
 

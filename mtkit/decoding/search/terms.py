@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from mtkit.decoding.contract import Hypotheses, RequiredTerms, SourceBatch, Term
-from mtkit.decoding.search.continuations import best
+from mtkit.decoding.search.continuations import best, of_parents
 from mtkit.text.tokenizer import EOS, PAD
 
 Continued = tuple[Tensor, Tensor, Tensor]
@@ -91,7 +91,7 @@ class RequiredPieces:
     def follow(self, parents: Tensor, token: Tensor) -> None:
         """Count the new pieces `token` (B', N') of hypotheses that continue `parents` (B', N')."""
         self._have, self._begun = self._after(parents, token)
-        self._recent = torch.cat([_of_parents(self._recent, parents)[..., 1:], token[..., None]], -1)
+        self._recent = torch.cat([of_parents(self._recent, parents)[..., 1:], token[..., None]], -1)
 
     def keep(self, running: Tensor) -> None:
         """Drop the other segments."""
@@ -100,9 +100,9 @@ class RequiredPieces:
 
     def _after(self, parents: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """Occurrences and beginnings, (B', K, R) and (B', K, R, A), after pieces (B', K) of hypotheses `parents`."""
-        pieces = torch.cat([_of_parents(self._recent, parents), token[..., None]], -1)
+        pieces = torch.cat([of_parents(self._recent, parents), token[..., None]], -1)
         within_word = self._ends_inside[pieces[..., :-1]] & self._starts_inside[pieces[..., 1:]]  # (B', K, P)
-        have, begun = _of_parents(self._have, parents), _of_parents(self._begun.flatten(2), parents)
+        have, begun = of_parents(self._have, parents), of_parents(self._begun.flatten(2), parents)
         begun = begun.unflatten(2, self._sizes.shape[1:])
         sizes, forms = self._sizes.unsqueeze(1), self._forms.unsqueeze(1)
         complete = ((begun == sizes) & ~within_word[..., -1, None, None]).any(-1)
@@ -185,8 +185,3 @@ def _padded_forms(segments: Sequence[Sequence[Term]]) -> Tensor:
             for place, form in enumerate(term.forms):
                 padded[row, number, place, : len(form)] = torch.tensor(form)
     return padded
-
-
-def _of_parents(values: Tensor, parents: Tensor) -> Tensor:
-    """values (B', N, X) at the hypotheses `parents` (B', N'), as a new tensor (B', N', X)."""
-    return values.gather(1, parents[..., None].expand(-1, -1, values.shape[2]))
