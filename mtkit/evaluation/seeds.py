@@ -86,8 +86,6 @@ class Tested:
     p: float
     p_holm: float
     """p adjusted by `holm` for all entries that are tested."""
-    over_seeds: bool
-    """Whether the test covers seeds; if one of the two entries has one seed, it covers only segments."""
 
 
 def score_seeds(entries: Sequence[Sequence[Statistics]], resamples: int = RESAMPLES) -> list[SeedScores]:
@@ -252,12 +250,11 @@ def _exact_interval(mean: float, error: _Error, seeds: int) -> tuple[float, floa
 
 def _tested(first: SeedScores, entry: SeedScores) -> Tested:
     value = float(entry.values.mean() - first.values.mean())
-    over_seeds = min(len(first.values), len(entry.values)) > 1
     if first.segments == 1:
-        return Tested(value, None, None, 1.0, 1.0, over_seeds)
+        return Tested(value, None, None, 1.0, 1.0)
     error = _error([entry, first])
     margin, p = error.margin(), error.p_value(value)
-    return Tested(value, value - margin, value + margin, p, p, over_seeds)
+    return Tested(value, value - margin, value + margin, p, p)
 
 
 def _error(entries: Sequence[SeedScores]) -> _Error:
