@@ -30,11 +30,10 @@ from mtkit.cli.translation import lexicon_for
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mtkit.benchmark.decoding import Candidate, Decoder
-    from mtkit.benchmark.peers.training import PeerTrainer
-    from mtkit.benchmark.training import OwnTrainer, Trainer
+    from mtkit.benchmark.training import OwnTrainer
     from mtkit.data.prepared import Prepared
     from mtkit.decoding.lexicon import Lexicon
     from mtkit.model.network import Network
@@ -106,7 +105,7 @@ def train(
       mtkit benchmark train --preset small --attention full,linear
       mtkit benchmark train --attention all --precision float32,bfloat16 --updates 10
     """
-    from mtkit.benchmark.peers import check_peers
+    from mtkit.benchmark.peers import check_peers, peer_trainers
     from mtkit.recipe import load_recipe
 
     options = parse_options(attention_option)
@@ -119,7 +118,7 @@ def train(
     settings = load_recipe(recipe, overrides)
     precisions, programs = parse_names("--precision", precision), parse_names("--beside", beside)
     mechanisms = parse_entries("--attention", attention)
-    check_peers(programs, ["huggingface", "joeynmt", "eole", "sockeye"], "train")
+    check_peers(programs, "train")
 
     from mtkit.benchmark.report import outputs, write
     from mtkit.benchmark.training import Plan, as_object, bars, measure_training, table
@@ -142,7 +141,8 @@ def train(
     settings = recipes[0]
     with fixed_workspaces(settings.training.deterministic), World(device) as world:
         trainers = _trainers(recipes, prepared, world, precisions or [settings.training.precision])
-        peers = _training_peers(programs, settings, prepared, world, trainers)
+        own_precisions = dict.fromkeys(["float32", *(trainer.precision for trainer in trainers)])
+        peers = peer_trainers(programs, settings, prepared, world, list(own_precisions))
         with steps("benchmark", "turn", show=world.first) as on_progress:
             plan = Plan(updates=updates, warmup=warmup)
             measured = measure_training(settings, prepared, trainers, peers, plan, world, on_progress=on_progress)
@@ -206,13 +206,13 @@ def decode(
       mtkit benchmark decode --dtype float32,bfloat16 --beside ctranslate2
       mtkit benchmark decode --name deep --name shallow --dtype int8 --shortlist 10
     """
-    from mtkit.benchmark.peers import PACKAGES, check_peers
+    from mtkit.benchmark.peers import check_peers
     from mtkit.recipe.settings import MOST_HYPOTHESES
     from mtkit.runs import find_runs
 
     programs = parse_names("--beside", beside)
     beams, sizes = parse_numbers("--beam", beam, MOST_HYPOTHESES), parse_numbers("--batch-tokens", batch_tokens)
-    check_peers(programs, list(PACKAGES), "decode")
+    check_peers(programs, "decode")
     runs = list({chosen.folder.resolve(): chosen for chosen in find_runs(run, name)}.values())
     for chosen in runs:
         if len(chosen.directions) > 1:
@@ -384,36 +384,6 @@ def _trainers(
     return [OwnTrainer(recipe, prepared, world, precision) for recipe in recipes for precision in different.values()]
 
 
-def _training_peers(
-    programs: "Sequence[str]", recipe: "Recipe", prepared: "Prepared", world: "World", trainers: "Sequence[OwnTrainer]"
-) -> "Sequence[Trainer]":
-    """Make trainers of the programs' models, in float32 and in mtkit's precisions if they support them."""
-    kinds: list[type[PeerTrainer]] = []
-    if "huggingface" in programs:
-        from mtkit.benchmark.peers.huggingface_training import HuggingFaceTrainer
-
-        kinds.append(HuggingFaceTrainer)
-    if "joeynmt" in programs:
-        from mtkit.benchmark.peers.joeynmt import JoeyTrainer
-
-        kinds.append(JoeyTrainer)
-    if "eole" in programs:
-        from mtkit.benchmark.peers.eole import EoleTrainer
-
-        kinds.append(EoleTrainer)
-    if "sockeye" in programs:
-        from mtkit.benchmark.peers.sockeye import SockeyeTrainer
-
-        kinds.append(SockeyeTrainer)
-    wanted = dict.fromkeys(["float32", *(trainer.precision for trainer in trainers)])
-    return [
-        kind(recipe, prepared, world, precision)
-        for kind in kinds
-        for precision in wanted
-        if precision in kind.precisions
-    ]
-
-
 def _candidate(
     run: "Run",
     model: "Network",
@@ -429,6 +399,7 @@ def _candidate(
     Raises: MtkitError for a program that does not support the model; with `skip`, a note reports it instead.
     """
     from mtkit.benchmark.decoding import Candidate, OwnDecoder
+    from mtkit.benchmark.peers import peer_decoders
 
     settings = run.recipe.decoding
     decoders: list[Decoder] = [
@@ -438,42 +409,9 @@ def _candidate(
     ]
     for program in programs:
         try:
-            decoders += _decoding_peers(program, run, model, lexicons)
+            decoders += peer_decoders(program, run, model, lexicons)
         except MtkitError as error:
             if not skip:
                 raise
             note(f"{run.folder} is measured without {program}: {error}")
     return Candidate(run, model, decoders)
-
-
-def _decoding_peers(
-    program: str, run: "Run", model: "Network", lexicons: "Sequence[Lexicon | None]"
-) -> "Iterator[Decoder]":
-    """Yield a program's decoders in each arithmetic of the device, with and without a shortlist.
-
-    Raises: MtkitError if the program does not support the model.
-    """
-    device, settings = model.output_weight.device.type, run.recipe.decoding
-    if program == "ctranslate2":
-        from mtkit.benchmark.peers import ctranslate2
-
-        for arithmetic in ctranslate2.ARITHMETICS[device]:
-            for lexicon in lexicons:
-                yield ctranslate2.CTranslate2(run, model, settings, arithmetic, lexicon)
-    elif program == "huggingface":
-        from mtkit.benchmark.peers import huggingface_decoding
-
-        for arithmetic in huggingface_decoding.ARITHMETICS[device]:
-            yield huggingface_decoding.HuggingFaceDecoder(run, model, settings, arithmetic)
-    elif program == "eole":
-        from mtkit.benchmark.peers.eole import EoleDecoder
-
-        yield EoleDecoder(run, model, settings, "float32")
-    elif program == "sockeye":
-        from mtkit.benchmark.peers.sockeye import SockeyeDecoder
-
-        yield SockeyeDecoder(run, model, settings, "float32")
-    else:
-        from mtkit.benchmark.peers.joeynmt import JoeyDecoder
-
-        yield JoeyDecoder(run, model, settings, "float32")

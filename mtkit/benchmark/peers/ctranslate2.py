@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import ctranslate2
 import torch
@@ -19,9 +19,6 @@ from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 from mtkit.text.tokenizer import EOS
 
-ARITHMETICS = {"cpu": ("float32", "int8"), "cuda": ("float16", "int8_float16")}
-"""Measured arithmetics by device."""
-
 SIZES = (16, 32, 64, 128)
 """Segments per batch; the fastest is chosen."""
 
@@ -30,6 +27,8 @@ class CTranslate2:
     """CTranslate2 with mtkit's sentencepiece model, piece numbers as tokens, and its own search and batching."""
 
     program = "ctranslate2"
+    arithmetics: ClassVar = {"cpu": ("float32", "int8"), "cuda": ("float16", "int8_float16")}
+    """Measured arithmetics by device."""
 
     def __init__(
         self,

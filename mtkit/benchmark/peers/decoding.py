@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ class PeerDecoder(ABC):
 
     program: str
     shortlist = 0
+    arithmetics: ClassVar[Mapping[str, Sequence[str]]] = {"cpu": ("float32",), "cuda": ("float32",)}
+    """Measured arithmetics by device."""
 
     def __init__(self, run: Run, model: Network, settings: DecodingSettings, arithmetic: str) -> None:
         self.arithmetic, self.settings = arithmetic, settings

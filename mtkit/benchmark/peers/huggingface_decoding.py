@@ -3,7 +3,7 @@
 Pre-norm models use Pegasus's architecture, post-norm models Marian's; mtkit's position tables replace theirs.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -18,14 +18,12 @@ from mtkit.recipe import DecodingSettings, Recipe
 from mtkit.runs import Run
 from mtkit.text.tokenizer import PAD
 
-ARITHMETICS = {"cpu": ("float32",), "cuda": ("float32", "bfloat16")}
-"""Measured arithmetics by device."""
-
 
 class HuggingFaceDecoder(PeerDecoder):
     """Hugging Face's generate() with its cache."""
 
     program = "huggingface"
+    arithmetics: ClassVar = {"cpu": ("float32",), "cuda": ("float32", "bfloat16")}
 
     def __init__(self, run: Run, model: Network, settings: DecodingSettings, arithmetic: str) -> None:
         """Convert the model. Raises: MtkitError if Hugging Face has no such model."""
