@@ -3,17 +3,15 @@
 A benchmark for people, as tables, and for programs, as JSON.
 """
 
-import platform
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 import torch
 
-from mtkit import terminal
 from mtkit.benchmark.attention import FORMS, METRICS, WORKS, Benchmark
+from mtkit.benchmark.report import aligned, hardware
 from mtkit.evaluation.plots import save_figure
 from mtkit.version import __version__
 
@@ -171,13 +169,6 @@ def readable(value: float, metric: str) -> str:
     return f"{value / size:.2g} {unit}" if value else "0"
 
 
-def hardware(device: torch.device) -> str:
-    """ "cpu (x86_64), 2 threads", or the GPU's name."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()}), {torch.get_num_threads()} thread(s)"
-
-
 def _section(benchmark: Benchmark, work: str, form: str, metric: str) -> str:
     rows = [["", *(f"{length:,}" for length in benchmark.lengths), "T^"]]
     for name in names(benchmark):
@@ -201,8 +192,3 @@ def _cell(ratio: float | None) -> str:
     if ratio is None or not isfinite(ratio):
         return f"{'×-':>6}"
     return f"{'×' + format(ratio, '.3g' if ratio < 1000 else ',.0f'):>6}"
-
-
-def aligned(rows: list[list[str]]) -> str:
-    """The rows as an indented table of text: the first column to the left, numbers to the right."""
-    return indent(terminal.aligned(rows), "  ")

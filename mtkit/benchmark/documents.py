@@ -15,9 +15,8 @@ from torch import Tensor
 
 from mtkit.attention.registry import find
 from mtkit.benchmark.attention import options_of
-from mtkit.benchmark.attention_report import aligned, hardware
 from mtkit.benchmark.attention_work import wait
-from mtkit.benchmark.report import Bars, about, times
+from mtkit.benchmark.report import Bars, about, aligned, hardware, times
 from mtkit.decoding.contract import SourceBatch
 from mtkit.decoding.engines.model_engine import decoding_with, find_dtype
 from mtkit.decoding.search.beam import beam_search

@@ -1,14 +1,16 @@
-"""Shared parts of the training and decoding reports: output files, bar charts, and the machine's measured rates."""
+"""Shared parts of the benchmarks' reports: output files, tables, bar charts, and the machine's measured rates."""
 
-from collections.abc import Mapping, Sequence
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import torch
 from pydantic_core import from_json
 
-from mtkit.benchmark.attention_report import hardware
+from mtkit import terminal
 from mtkit.benchmark.machine import Rate
 from mtkit.errors import MtkitError
 from mtkit.evaluation.plots import save_figure
@@ -43,12 +45,12 @@ def outputs(folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def write(paths: Sequence[Path], text: str, content: Mapping[str, Any], charts: Sequence[Bars]) -> str:
-    """Write the `outputs`, the picture if matplotlib is installed; return a line with their paths."""
+def write(paths: Sequence[Path], text: str, content: Mapping[str, Any], draw: Callable[[Path], object]) -> str:
+    """Write the `outputs`, the picture by `draw` if matplotlib is installed; return a line with their paths."""
     write_text(paths[0], text + "\n")
     write_json(paths[1], dict(content))
     try:
-        draw(charts, paths[2])
+        draw(paths[2])
     except ModuleNotFoundError:
         return f"{paths[0]}, {paths[1]} (no picture: matplotlib is not installed)"
     return ", ".join(map(str, paths))
@@ -88,6 +90,13 @@ def about(device: torch.device, rates: Mapping[str, Rate]) -> dict[str, Any]:
     }
 
 
+def hardware(device: torch.device) -> str:
+    """ "cpu (x86_64), 2 threads", or the GPU's name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.machine()}), {torch.get_num_threads()} thread(s)"
+
+
 def rates_in_words(rates: Mapping[str, Rate]) -> str:
     """Format a line for each arithmetic: its best rate, to which shares refer, and the rate of each size."""
     lines = []
@@ -110,3 +119,8 @@ def times(speed: float, base: float) -> str:
 def percent(share: float | None) -> str:
     """Format "43%", or a dash if unknown."""
     return "-" if share is None else f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """The rows as an indented table of text: the first column to the left, numbers to the right."""
+    return indent(terminal.aligned(rows), "  ")

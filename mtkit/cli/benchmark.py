@@ -1,8 +1,9 @@
 """`mtkit benchmark`: measure training, decoding, long documents and attention mechanisms on this machine."""
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -30,7 +31,7 @@ from mtkit.cli.translation import lexicon_for
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mtkit.benchmark.decoding import Candidate, Decoder
     from mtkit.benchmark.training import OwnTrainer
@@ -120,8 +121,9 @@ def train(
     mechanisms = parse_entries("--attention", attention)
     check_peers(programs, "train")
 
-    from mtkit.benchmark.report import outputs, write
-    from mtkit.benchmark.training import Plan, as_object, bars, measure_training, table
+    from mtkit.benchmark.report import draw, outputs
+    from mtkit.benchmark.training import Plan, measure_training
+    from mtkit.benchmark.training_report import as_object, bars, table
     from mtkit.data.prepared import open_prepared
     from mtkit.experiments.study import make_study
     from mtkit.training.precision import fixed_workspaces
@@ -147,8 +149,7 @@ def train(
             plan = Plan(updates=updates, warmup=warmup)
             measured = measure_training(settings, prepared, trainers, peers, plan, world, on_progress=on_progress)
         if world.first:
-            typer.echo(table(measured))
-            typer.echo(f"\n{write(files, table(measured), as_object(measured), [bars(measured)])}")
+            _report(files, table(measured), as_object(measured), partial(draw, [bars(measured)]))
 
 
 @benchmark.command()
@@ -220,8 +221,9 @@ def decode(
                 f"{chosen.folder} translates {', '.join(chosen.directions)}; decode takes runs of one direction"
             )
 
-    from mtkit.benchmark.decoding import as_object, bars, common_side, first_segments, measure_decoding, table
-    from mtkit.benchmark.report import outputs, write
+    from mtkit.benchmark.decoding import common_side, first_segments, measure_decoding
+    from mtkit.benchmark.decoding_report import as_object, bars, table
+    from mtkit.benchmark.report import draw, outputs
     from mtkit.data.prepared import open_prepared
     from mtkit.device import find_device
 
@@ -238,8 +240,7 @@ def decode(
         candidates.append(_candidate(chosen, model, arithmetics, sizes, lexicons, programs, skip=len(runs) > 1))
     with steps("benchmark", "turn") as on_progress:
         measured = measure_decoding(candidates, texts, beams, repeats=repeats, on_progress=on_progress)
-    typer.echo(table(measured))
-    typer.echo(f"\n{write(files, table(measured), as_object(measured), bars(measured))}")
+    _report(files, table(measured), as_object(measured), partial(draw, bars(measured)))
 
 
 @benchmark.command()
@@ -278,7 +279,7 @@ def documents(
     settings = load_recipe(recipe, nonempty(preset=preset))
 
     from mtkit.benchmark.documents import DocumentSetting, as_object, bars, measure_documents, table
-    from mtkit.benchmark.report import outputs, write
+    from mtkit.benchmark.report import draw, outputs
     from mtkit.device import find_device
 
     use_threads(threads)
@@ -297,8 +298,7 @@ def documents(
     names = parse_names("--attention", attention)
     with steps("benchmark", "batch") as on_progress:
         measured = measure_documents(names, parse_numbers("--lengths", lengths), setting, on_progress=on_progress)
-    typer.echo(table(measured))
-    typer.echo(f"\n{write(files, table(measured), as_object(measured), bars(measured))}")
+    _report(files, table(measured), as_object(measured), partial(draw, bars(measured)))
 
 
 @benchmark.command()
@@ -332,11 +332,10 @@ def attention(
     from mtkit.benchmark.attention_report import as_object, draw_benchmark, table
     from mtkit.benchmark.report import outputs
     from mtkit.device import find_device
-    from mtkit.storage.files import write_json, write_text
 
     use_threads(threads)
     _note_if_busy()
-    text, data, picture = outputs(output, f"attention-{role}")
+    files = outputs(output, f"attention-{role}")
     setting = Setting(
         role=role,
         width=width,
@@ -349,14 +348,7 @@ def attention(
     chosen = default_names(role) if names is None else parse_names("--names", names)
     with steps("benchmark", "part") as on_progress:
         measured = measure_attention(chosen, parse_numbers("--lengths", lengths), setting, on_progress=on_progress)
-    typer.echo(table(measured))
-    write_text(text, table(measured) + "\n")
-    write_json(data, as_object(measured))
-    try:
-        draw_benchmark(measured, picture)
-        typer.echo(f"\n{text}, {data}, {picture}")
-    except ModuleNotFoundError:
-        typer.echo(f"\n{text}, {data} (no picture: matplotlib is not installed)")
+    _report(files, table(measured), as_object(measured), partial(draw_benchmark, measured))
     if measured.failed:
         raise typer.Exit(1)
 
@@ -369,6 +361,14 @@ def _note_if_busy() -> None:
 
     if "WORLD_SIZE" not in os.environ and (message := busy_note(torch.get_num_threads())):
         note(message)
+
+
+def _report(files: "Sequence[Path]", text: str, content: dict[str, Any], draw: "Callable[[Path], object]") -> None:
+    """Print a benchmark's table, write its files, and print their paths."""
+    from mtkit.benchmark.report import write
+
+    typer.echo(text)
+    typer.echo(f"\n{write(files, text, content, draw)}")
 
 
 def _trainers(

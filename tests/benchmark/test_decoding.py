@@ -11,14 +11,12 @@ from mtkit.benchmark.decoding import (
     Decoded,
     DecodingBenchmark,
     OwnDecoder,
-    as_object,
-    bars,
     common_side,
     first_segments,
     measure_decoding,
     named,
-    table,
 )
+from mtkit.benchmark.decoding_report import as_object, bars, table
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lines.source import Directions

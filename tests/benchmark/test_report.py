@@ -1,10 +1,11 @@
 """Where a benchmark's report is written."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from mtkit.benchmark.report import Bars, outputs, write
+from mtkit.benchmark.report import Bars, draw, outputs, write
 from mtkit.errors import MtkitError
 
 
@@ -15,7 +16,8 @@ def test_only_an_earlier_report_is_replaced(tmp_path: Path, content: str | None)
     if content is not None:
         (tmp_path / "train.json").write_text(content)
     if content == '{"mtkit": "1"}':
-        write(outputs(tmp_path, "train"), "table", {"mtkit": "2"}, [Bars("speed", "tokens/s", [("a", 1.0, True)])])
+        bars = Bars("speed", "tokens/s", [("a", 1.0, True)])
+        write(outputs(tmp_path, "train"), "table", {"mtkit": "2"}, partial(draw, [bars]))
         assert corpus.read_text() == "table\n"
         return
     with pytest.raises(MtkitError, match=r"train\.txt exists, and mtkit has no record that it wrote it; give another"):

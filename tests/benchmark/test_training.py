@@ -13,11 +13,9 @@ from mtkit.benchmark.training import (
     Plan,
     Trained,
     TrainingBenchmark,
-    as_object,
-    bars,
     measure_training,
-    table,
 )
+from mtkit.benchmark.training_report import as_object, bars, table
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe
