@@ -6,7 +6,8 @@ from torch import Tensor
 
 from mtkit.decoding.engines.model_engine import decoding_with
 from mtkit.decoding.forced import forced_weights
-from mtkit.decoding.lines.source import Directions, Segment, Source, SourceLines, is_blank
+from mtkit.decoding.lines.segments import Segment, Source
+from mtkit.decoding.lines.source import Directions, SourceLines, is_blank
 from mtkit.errors import DataError, MtkitError
 from mtkit.model.layers import Weights
 from mtkit.model.network import Network

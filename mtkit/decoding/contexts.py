@@ -5,7 +5,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from itertools import chain
 from typing import Any, Self
 
-from mtkit.decoding.lines.source import Segment, Source
+from mtkit.decoding.lines.segments import Segment, Source
 from mtkit.runs import Run
 from mtkit.text.languages import languages_of, seam
 from mtkit.text.tokenizer import BREAK, EOS, Tokenizer, Tokenizers

@@ -11,7 +11,8 @@ from torch import Tensor
 from mtkit.decoding.contexts import Context, ContextJoiner, ContextLimits, Pair, WithContext
 from mtkit.decoding.contract import Engine
 from mtkit.decoding.engines.model_engine import decoding_with
-from mtkit.decoding.lines.source import Segment, Source, SourceLines
+from mtkit.decoding.lines.segments import Segment, Source
+from mtkit.decoding.lines.source import SourceLines
 from mtkit.decoding.parallel import map_batches
 from mtkit.decoding.translate import OnProgress, padded, tasks_of
 from mtkit.errors import DataError

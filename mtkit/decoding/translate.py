@@ -13,7 +13,8 @@ from torch import Tensor
 
 from mtkit.decoding.contract import Engine, Hypotheses, SourceBatch
 from mtkit.decoding.glossary import Glossary
-from mtkit.decoding.lines.source import Segment, Source, SourceLines, TrainedOn, Window, split_lines
+from mtkit.decoding.lines.segments import Segment, Source, Window, split_lines
+from mtkit.decoding.lines.source import SourceLines, TrainedOn
 from mtkit.decoding.mbr import Metric, rank
 from mtkit.decoding.parallel import map_batches
 from mtkit.errors import DataError, MtkitError

@@ -25,7 +25,8 @@ from torch import Tensor
 from mtkit.decoding.forced import Layers, check_pairs, over_segments
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Probabilities, learn_probabilities, training_text
-from mtkit.decoding.lines.source import Segment, Source, SourceLines, Window
+from mtkit.decoding.lines.segments import Segment, Source, Window
+from mtkit.decoding.lines.source import SourceLines
 from mtkit.decoding.translate import Translation
 from mtkit.errors import MtkitError, RunError
 from mtkit.model.network import Network

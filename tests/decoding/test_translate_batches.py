@@ -2,7 +2,7 @@
 
 import torch
 
-from mtkit.decoding.lines.source import Segment
+from mtkit.decoding.lines.segments import Segment
 from mtkit.decoding.translate import make_batch
 from mtkit.text.tokenizer import EOS, PAD
 

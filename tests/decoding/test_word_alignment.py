@@ -14,7 +14,8 @@ from mtkit.decoding.files import translate_file
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import Probabilities, learn_probabilities
 from mtkit.decoding.lines import chunks
-from mtkit.decoding.lines.source import Documents, Source, SourceLines
+from mtkit.decoding.lines.segments import Source
+from mtkit.decoding.lines.source import Documents, SourceLines
 from mtkit.decoding.translate import BLANK, Translation
 from mtkit.decoding.translator import Translator
 from mtkit.decoding.word_alignment import FILE, Heads, best_heads, heads_for, link_lines, pharaoh

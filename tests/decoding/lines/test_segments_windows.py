@@ -6,7 +6,8 @@ import pytest
 
 from mtkit.decoding.contract import Hypotheses, SourceBatch
 from mtkit.decoding.engines.model_engine import ModelEngine
-from mtkit.decoding.lines.source import Documents, Source, SourceLines
+from mtkit.decoding.lines.segments import Source
+from mtkit.decoding.lines.source import Documents, SourceLines
 from mtkit.decoding.translate import translate_lines
 from mtkit.decoding.word_alignment import _segments
 from mtkit.recipe import DecodingSettings

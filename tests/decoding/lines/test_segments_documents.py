@@ -9,16 +9,8 @@ import pytest
 from mtkit.data.lengths import PERCENTILES, Bin, Lengths
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import held_out
-from mtkit.decoding.lines.source import (
-    Directions,
-    Documents,
-    Source,
-    SourceLines,
-    TrainedOn,
-    ids_by_blank_lines,
-    source_budget,
-    split_lines,
-)
+from mtkit.decoding.lines.segments import Source, split_lines
+from mtkit.decoding.lines.source import Directions, Documents, SourceLines, TrainedOn, ids_by_blank_lines, source_budget
 from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings

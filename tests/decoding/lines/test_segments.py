@@ -6,7 +6,8 @@ import pytest
 
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.forced import force_lines
-from mtkit.decoding.lines.source import Directions, Source, SourceLines
+from mtkit.decoding.lines.segments import Source
+from mtkit.decoding.lines.source import Directions, SourceLines
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
