@@ -54,7 +54,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise MtkitError(f"mtkit serve needs {error.name}; pip install 'mtkit[serve]'") from error
 
-    from mtkit.decoding import word_alignment
+    from mtkit.decoding import alignment_heads
     from mtkit.decoding.translator import Translator
     from mtkit.recipe import make_recipe, merged
     from mtkit.runs import find_runs
@@ -72,10 +72,10 @@ def serve(
     )
     limits = ServingLimits(wait, batch_pieces, queue, max_strings, max_characters, timeout)
 
-    def heads() -> word_alignment.Heads:
+    def heads() -> alignment_heads.Heads:
         """The attention heads that align the words of HTML; chosen for the first request if the run has none."""
         checkpoint = translator.about["checkpoint"]
-        return word_alignment.heads_for(
+        return alignment_heads.heads_for(
             runs[0], translator.network, checkpoint, runs[0].recipe.data.folder, say=typer.echo
         )
 

@@ -36,9 +36,9 @@ from mtkit.cli.translation import (
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
+    from mtkit.decoding.alignment_heads import Heads
     from mtkit.decoding.held_out import HeldOut
     from mtkit.decoding.translator import Translator
-    from mtkit.decoding.word_alignment import Heads
 
 SAMPLES = 3
 

@@ -14,10 +14,10 @@ from mtkit.errors import MtkitError
 from mtkit.terminal import stderr_is_terminal
 
 if TYPE_CHECKING:
+    from mtkit.decoding.alignment_heads import Heads
     from mtkit.decoding.held_out import HeldOut
     from mtkit.decoding.lexicon import Lexicon
     from mtkit.decoding.translator import Translator
-    from mtkit.decoding.word_alignment import Heads
     from mtkit.recipe import DecodingSettings, Recipe
     from mtkit.runs import Run
     from mtkit.storage.jobs import Part
@@ -211,10 +211,10 @@ def load_translator(runs: "Sequence[Run]", settings: "DecodingSettings", options
 def heads_for(translator: "Translator", data: Path) -> "Heads":
     """The attention heads that align words for the translator's run. Raises: RunError for a damaged file of heads."""
     from mtkit.cli.progress import through
-    from mtkit.decoding import word_alignment
+    from mtkit.decoding import alignment_heads
 
     (run,), checkpoint = translator.runs, translator.about["checkpoint"]
-    return word_alignment.heads_for(run, translator.network, checkpoint, data, say=note, progress=through)
+    return alignment_heads.heads_for(run, translator.network, checkpoint, data, say=note, progress=through)
 
 
 def part_and_device(

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 from pydantic_core import from_json
 
+from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.contexts import ContextCounts, contexts_in_documents
 from mtkit.decoding.forced import Forced
 from mtkit.decoding.held_out import HeldOut, Speed, files_of, n_best_lines, save, scored_line
@@ -20,7 +21,7 @@ from mtkit.decoding.lines.parts import begin_part, part_lines
 from mtkit.decoding.lines.source import Directions, ids_by_blank_lines
 from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
-from mtkit.decoding.word_alignment import Heads, Links, pharaoh
+from mtkit.decoding.word_alignment import Links, pharaoh
 from mtkit.decoding.word_scores import score_words
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings

@@ -9,6 +9,7 @@ import torch
 
 from mtkit.attention.kernels.cpu.int8 import check_int8
 from mtkit.decoding.alignment import Alignment, align, check_weights
+from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.contexts import Context, ContextLimits
 from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine, find_dtype
 from mtkit.decoding.engines.selection import make_ctranslate2_engine, uses_ctranslate2, with_lexicon
@@ -20,7 +21,7 @@ from mtkit.decoding.lines.source import Directions, Documents, SourceLines, Trai
 from mtkit.decoding.output_steps import Step, output_steps
 from mtkit.decoding.parallel import Workers
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
-from mtkit.decoding.word_alignment import Heads, Links, link_lines, link_targets
+from mtkit.decoding.word_alignment import Links, link_lines, link_targets
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.model.network import Model, Network

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics.base import Score as SacrebleuScore
 
+from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.translator import Translator
-from mtkit.decoding.word_alignment import Heads
 from mtkit.errors import DataError
 from mtkit.evaluation.report import SURE, difference_cells
 from mtkit.evaluation.scores import CountedMetric

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
+from mtkit.decoding.alignment_heads import Heads, heads_of
 from mtkit.decoding.translator import Translator
-from mtkit.decoding.word_alignment import Heads, heads_of, pharaoh
+from mtkit.decoding.word_alignment import pharaoh
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import make_metric
 from mtkit.evaluation.systems import Translated, read_texts

@@ -12,10 +12,10 @@ from babel import Locale
 from babel.core import get_global
 
 from mtkit.decoding.alignment import align
+from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.lines.source import Directions
 from mtkit.decoding.lines.splitting import split_to_fit
 from mtkit.decoding.translator import Translator
-from mtkit.decoding.word_alignment import Heads
 from mtkit.errors import MtkitError, did_you_mean
 from mtkit.text.html_page import Page, parse_page
 from mtkit.text.languages import languages_of, seam

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mtkit.decoding import forced
+from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.translator import Translator
-from mtkit.decoding.word_alignment import Heads
 from mtkit.errors import DataError
 from mtkit.evaluation.gold_alignments import (
     GoldLinks,

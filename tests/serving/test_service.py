@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.translator import Translator
-from mtkit.decoding.word_alignment import Heads
 from mtkit.serving.service import AttentionJob, Service, TextPart, TranslationJob, join_parts, language_name
 from tests.decoding.trained import make_run
 

@@ -1,0 +1,82 @@
+"""Heads that align words, chosen by weights made by hand."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mtkit.decoding import forced
+from mtkit.decoding.alignment_heads import FILE, Heads, best_heads, heads_for
+from mtkit.decoding.held_out import held_out
+from mtkit.decoding.lexicon import Probabilities, learn_probabilities
+from mtkit.errors import RunError
+from mtkit.text.tokenizer import EOS
+from tests.decoding.trained import Trained, make_run
+
+
+@pytest.fixture(scope="module")
+def sentence_run(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return make_run(tmp_path_factory.mktemp("run"))
+
+
+def likeliest(lexicon: Probabilities, source: Sequence[int], target: Sequence[int]) -> torch.Tensor:
+    """(T, S) one where the source piece, tags and the end mark too, is the likeliest."""
+    found = lexicon.of(source, target)
+    return torch.from_numpy(found == found.max(1, keepdims=True)).float()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_head_that_follows_the_lexicon_is_found(
+    sentence_run: Trained, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    lexicon = learn_probabilities(sentence_run.prepared)
+
+    def weights(
+        network: Any, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], *others: Any
+    ) -> dict[str, list[torch.Tensor | None]]:
+        shape = (len(sources), 3, max(map(len, targets)) + 1, max(map(len, sources)))
+        noise = [torch.rand(shape, generator=torch.Generator().manual_seed(layer)) * 0.9 for layer in range(2)]
+        for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            noise[1][row, 2, late : len(target) + late, : len(source)] = likeliest(lexicon, source, target)
+        return {"cross": [noise[0], None, noise[1]]}
+
+    monkeypatch.setattr(forced, "forced_weights", weights)
+    side = held_out(sentence_run.prepared, "valid")
+    found = best_heads(sentence_run.run.load_model("best"), sentence_run.run.tokenizers, side, lexicon)
+    assert found.members == ((2, 2),)
+    assert found.shifted == late
+    assert found.agreement is not None
+    assert found.agreement > 0.9
+    assert str(found) == "layer 3 head 3"
+
+
+def test_they_are_kept_for_these_weights(sentence_run: Trained, tmp_path: Path) -> None:
+    run, said = sentence_run.run, list[str]()
+    network = run.load_model("best")
+    none = heads_for(run, network, "best", tmp_path / "nothing", say=said.append)
+    assert none == Heads()
+    assert "mean of the last layer's heads" in said[0]
+    assert not (run.folder / FILE).exists()
+    chosen = heads_for(run, network, "best", sentence_run.prepared.folder, say=said.append)
+    assert chosen.members
+    assert "follows the lexicon" in said[1]
+    assert heads_for(run, network, "best", tmp_path / "nothing", say=said.append) == chosen
+    assert len(said) == 2
+    (run.folder / FILE).write_text("[]")
+    with pytest.raises(RunError, match="delete it"):
+        heads_for(run, network, "best", sentence_run.prepared.folder)
+    (run.folder / FILE).unlink()
+
+
+def test_probabilities_are_those_of_the_pairs() -> None:
+    lexicon = Probabilities(np.array([2 * 10 + 3, 4 * 10 + 5]), np.array([0.25, 0.75]), 10)
+    assert lexicon.of([4, 2, EOS], [3, 5]).tolist() == [[0, 0.25, 0], [0.75, 0, 0]]
+
+
+def test_a_shifted_head_aligns_a_piece_by_the_step_after_it_and_the_end_by_its_own() -> None:
+    weights = torch.rand(2, 4, 3)
+    rows = Heads(((0, 1),), shifted=True).rows([weights])
+    assert torch.equal(rows, weights[1, [1, 2, 3, 3]])
