@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mtkit.data.builtin.registry import builtin_sides
-from mtkit.data.prepared import read_record
+from mtkit.data.record import read_record
 from mtkit.data.vocabulary import vocabulary_of
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DataSettings

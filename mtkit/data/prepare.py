@@ -19,7 +19,8 @@ from mtkit.data.chunks import SideText
 from mtkit.data.cleaning import REASONS, Repeats, Seen
 from mtkit.data.encode import Encoder
 from mtkit.data.place import CONTRASTIVE, Corpora, check_contents, check_place, identify, prepared_by
-from mtkit.data.prepared import FORMAT, Record, open_prepared, read_record
+from mtkit.data.prepared import open_prepared
+from mtkit.data.record import FORMAT, Record, read_record
 from mtkit.data.resolve import with_languages, with_named_sets, with_task_defaults, with_tokenizer
 from mtkit.data.shards import Shards, check_joined
 from mtkit.data.sides import SideWriter

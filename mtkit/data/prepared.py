@@ -16,133 +16,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from pydantic import StringConstraints, ValidationError
+from pydantic import ValidationError
 from typing_extensions import TypedDict
 
 from mtkit.data.columns import AGAIN, Column, Mapped, MappedFile, Texts, Tokens
+from mtkit.data.record import Record, read_record
 from mtkit.errors import DataError
 from mtkit.recipe import Recipe
 from mtkit.recipe.data import DataSettings
-from mtkit.storage.files import check_regular
-from mtkit.storage.records import Count, explain, read_stored, stored
+from mtkit.storage.records import explain
 from mtkit.text.tokenizer import Tokenizers
-
-FORMAT = 3
-"""Version of the folder's layout, incremented when older folders can no longer be read."""
-
-
-class Sides(TypedDict):
-    """A count of the source side and of the target side."""
-
-    source: Count
-    target: Count
-
-
-@stored
-class Altered(TypedDict):
-    """A target that decoding its pieces does not restore: the result is `back`."""
-
-    line: int
-    text: str
-    back: str
-
-
-@stored
-class Counts(TypedDict):
-    """Counts of a side or a corpus; see `mtkit.data.sides`."""
-
-    segments: Count
-    words: Sides
-    pieces: Sides
-    unknown: Sides
-    bytes: Sides
-    found: dict[str, Count]
-    left_out: dict[str, Count]
-    altered: NotRequired[Count]
-    sentences: NotRequired[dict[Annotated[str, StringConstraints(pattern="^[0-9]{1,3}$")], Count]]
-
-
-class CorpusCounts(Counts):
-    """Counts of one corpus."""
-
-    direction: str
-    suspicious_line: int | None
-    altered_line: NotRequired[Altered | None]
-
-
-@stored
-class PieceUse(TypedDict):
-    """Use of a vocabulary's pieces in training, without special pieces and byte pieces."""
-
-    used: Count
-    """Pieces that occur at all."""
-    rare: Count
-    """Pieces that occur fewer than `mtkit.data.sides.RARE` times."""
-    enough: Count
-    """Size of the vocabulary without rare pieces of several characters."""
-
-
-class SideCounts(Counts):
-    """Counts of one side and of its corpora."""
-
-    rows: Count
-    corpora: list[CorpusCounts]
-    use: NotRequired[dict[str, PieceUse]]
-    """In the training side, by vocabulary: joint, or source and target."""
-
-
-@stored
-class Input(TypedDict):
-    """Fingerprint and repairs of a text; see `mtkit.text.corpora`."""
-
-    sha256: str
-    carriage_returns: NotRequired[int]
-    byte_order_marks: NotRequired[int]
-    inner_newlines: NotRequired[int]
-    line_separators: NotRequired[int]
-    inner_carriage_returns: NotRequired[int]
-    oddities: NotRequired[dict[str, dict[str, list[Count]]]]
-
-
-class Identity(TypedDict):
-    """Values that decide whether data must be prepared again."""
-
-    settings: dict[str, Any]
-    inputs: dict[str, str]
-
-
-@stored
-class Record(TypedDict):
-    """Content of prepared.json."""
-
-    format: int
-    mtkit: str
-    fingerprint: str
-    settings: dict[str, Any]
-    identity: Identity
-    inputs: dict[str, Input]
-    normalization: NotRequired[dict[str, str]]
-    """By side; earlier versions normalised both sides as in `settings`."""
-    vocabulary: Sides
-    sides: dict[str, SideCounts]
-    seconds: float
-
-
-def read_record(folder: Path) -> Record:
-    """Read the record of a prepared folder. Raises: DataError if it is missing, damaged or of another version."""
-    path = folder / "prepared.json"
-    if not path.exists():
-        raise DataError(
-            f"no prepared data in {folder}; run `mtkit prepare` first, with the same --recipe, or with --data {folder} "
-            "and your text (without text it prepares the built-in corpus)"
-        )
-    check_regular(folder)
-    return read_stored(path, Record, AGAIN, error=DataError, version=FORMAT)
-
 
 _CHECKED_ROWS = 1 << 20
 """Rows of a column that are checked together."""
