@@ -19,7 +19,7 @@ from torch import Tensor
 from mtkit.attention.slots import Projection
 from mtkit.decoding.engines.plain import GROUPED, Weights, unlike_plain
 from mtkit.errors import MtkitError
-from mtkit.interchange.marian import BIAS, OUTPUT, POSITIONS, SHARED, TABLES, layer_names
+from mtkit.interchange.marian_weights import BIAS, OUTPUT, POSITIONS, SHARED, TABLES, layer_names
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run

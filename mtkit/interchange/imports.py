@@ -14,21 +14,16 @@ from torch import Tensor
 from mtkit.data.vocabulary import vocabulary_of
 from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.interchange.marian import (
-    MARKS,
     Configuration,
-    Numbering,
-    converted_weights,
     decoding_settings,
     excluded_rows,
-    is_tag,
     model_settings,
-    number,
-    positions_of,
     read_configuration,
     read_generation,
-    renumbered,
     unsupported_search,
 )
+from mtkit.interchange.marian_vocabulary import MARKS, Numbering, is_tag, number, renumbered
+from mtkit.interchange.marian_weights import converted_weights, positions_of
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.runs import FORMAT, Run

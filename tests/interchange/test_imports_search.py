@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.interchange.imports import find_folder, import_marian
-from mtkit.interchange.marian import NEVER
+from mtkit.interchange.marian_vocabulary import NEVER
 from mtkit.text.tokenizer import EOS, PAD
 
 transformers = pytest.importorskip("transformers")

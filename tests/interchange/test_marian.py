@@ -10,7 +10,8 @@ import sentencepiece
 import torch
 
 from mtkit.errors import DataError
-from mtkit.interchange.marian import FIRST, NEVER, model_settings, number, ordinary, renumbered
+from mtkit.interchange.marian import model_settings
+from mtkit.interchange.marian_vocabulary import FIRST, NEVER, number, ordinary, renumbered
 from mtkit.text.model_file import ModelFile
 from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD, UNK, Tokenizer
 
