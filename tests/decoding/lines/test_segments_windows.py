@@ -13,7 +13,7 @@ from mtkit.decoding.word_alignment import _segments
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import BREAK, EOS, Tokenizers
 from tests.decoding.echo import Echo
-from tests.decoding.lines.test_source_documents import documents_of, tokenizers, trained  # noqa: F401  # fixtures
+from tests.decoding.lines.test_segments_documents import documents_of, tokenizers, trained  # noqa: F401  # fixtures
 
 LINES = [f"{'The old bird likes the small house. ' * (1 + number % 2)}".strip() for number in range(12)]
 
