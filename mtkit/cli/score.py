@@ -11,7 +11,7 @@ from mtkit.cli.progress import counted, note, through
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
-    from mtkit.evaluation.contrastive_files import ContrastiveFile
+    from mtkit.evaluation.contrastive.files import ContrastiveFile
     from mtkit.evaluation.gold_alignments import GoldLinks, Link
     from mtkit.evaluation.systems import Translated
     from mtkit.recipe.recipe import ScoringSettings
@@ -163,7 +163,7 @@ def score(
     options = dict(locals())  # all parameters, by name
     _check_options(options)
     if contrastive is not None:
-        from mtkit.evaluation.contrastive_files import ContrastiveFile
+        from mtkit.evaluation.contrastive.files import ContrastiveFile
         from mtkit.runs import find_runs
 
         contexts = None if source_context is None or target_context is None else (source_context, target_context)
@@ -214,8 +214,9 @@ def _check_options(options: dict[str, Any]) -> None:
 def _score_texts(options: dict[str, Any]) -> str:
     """Score translations of runs or of files; print notes, draw the picture; return the tables or the JSON object."""
     from mtkit.evaluation.documents import document_metrics, draw_by_position
-    from mtkit.evaluation.report import score_side, side_object, sides_text
+    from mtkit.evaluation.report import side_object, sides_text
     from mtkit.evaluation.segment_scores import check_files, comet_models, named_files
+    from mtkit.evaluation.side_scores import score_side
     from mtkit.evaluation.significance import TESTS
     from mtkit.storage.files import check_outputs, json_text
 
@@ -310,8 +311,8 @@ def _score_contrastive(
 ) -> str:
     """Score contrastive translations by each run; return the table or the JSON object."""
     from mtkit.decoding.translator import Translator
-    from mtkit.evaluation.contrastive import compare_contrastive, score_contrastive
-    from mtkit.evaluation.contrastive_report import contrastive_object, contrastive_text
+    from mtkit.evaluation.contrastive.report import contrastive_object, contrastive_text
+    from mtkit.evaluation.contrastive.scores import compare_contrastive, score_contrastive
     from mtkit.evaluation.systems import system_names
     from mtkit.storage.files import json_text
 

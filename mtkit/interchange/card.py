@@ -6,7 +6,7 @@ from typing import Any
 
 from mtkit.data.lengths import ROOM
 from mtkit.errors import MtkitError, RunError
-from mtkit.evaluation.report import score_side
+from mtkit.evaluation.side_scores import score_side
 from mtkit.evaluation.systems import run_sides
 from mtkit.interchange.huggingface import CLASSES
 from mtkit.recipe.settings import ONLY_WITH

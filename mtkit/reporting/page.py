@@ -13,16 +13,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from mtkit.errors import RunError
 from mtkit.evaluation.documents import document_metrics
 from mtkit.evaluation.plots import SHOWN, score_lines
-from mtkit.evaluation.report import (
-    SideScores,
-    consistency_of_reference,
-    is_many,
-    length_cells,
-    matrix,
-    position_table,
-    score_side,
-)
+from mtkit.evaluation.report import consistency_of_reference, is_many, length_cells, matrix, position_table
 from mtkit.evaluation.segment_scores import check_files
+from mtkit.evaluation.side_scores import SideScores, score_side
 from mtkit.evaluation.significance import Difference
 from mtkit.evaluation.systems import run_sides
 from mtkit.reporting.contents import differing, differing_settings, sample_source, shown_attention, shown_segments

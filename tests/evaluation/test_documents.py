@@ -16,8 +16,9 @@ from mtkit.evaluation.documents import (
     draw_by_position,
     joined,
 )
-from mtkit.evaluation.report import score_side, side_object, side_text, sides_text
+from mtkit.evaluation.report import side_object, side_text, sides_text
 from mtkit.evaluation.scores import named_metrics, score_corpus
+from mtkit.evaluation.side_scores import score_side
 from mtkit.evaluation.systems import SystemTexts, Translated
 from tests.evaluation.test_statistics import corpus
 from tests.evaluation.test_systems import written

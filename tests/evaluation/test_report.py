@@ -5,8 +5,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from mtkit.evaluation.report import SideScores, as_objects, side_object, side_text, sides_text, table
+from mtkit.evaluation.report import as_objects, side_object, side_text, sides_text, table
 from mtkit.evaluation.scores import Score
+from mtkit.evaluation.side_scores import SideScores
 from mtkit.evaluation.significance import Comparison, Difference
 from mtkit.evaluation.statistics import LengthRow
 from mtkit.evaluation.systems import Translated

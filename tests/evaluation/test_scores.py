@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mtkit.errors import DataError, MtkitError
-from mtkit.evaluation.report import score_side
 from mtkit.evaluation.scores import Score, score_corpus
+from mtkit.evaluation.side_scores import score_side
 from mtkit.evaluation.systems import Translated
 
 REFERENCES = [

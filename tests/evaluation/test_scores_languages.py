@@ -9,8 +9,8 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from mtkit.evaluation import scores
-from mtkit.evaluation.report import score_side
 from mtkit.evaluation.scores import doubt, missing_tokenizer, score_corpus
+from mtkit.evaluation.side_scores import score_side
 from mtkit.evaluation.systems import Translated
 from mtkit.text.languages import installed_tokenizer
 from tests.evaluation.test_systems import written

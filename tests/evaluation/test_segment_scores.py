@@ -9,8 +9,9 @@ import pytest
 from scipy import stats
 
 from mtkit.errors import DataError, MtkitError
-from mtkit.evaluation.report import score_side, side_object, side_text
+from mtkit.evaluation.report import side_object, side_text
 from mtkit.evaluation.segment_scores import check_files, comet_models, named_files
+from mtkit.evaluation.side_scores import score_side
 from mtkit.evaluation.systems import Translated
 
 LINES = 12

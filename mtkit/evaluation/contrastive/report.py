@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mtkit.evaluation.contrastive import ALL, ContrastiveScores, Group
+from mtkit.evaluation.contrastive.scores import ALL, ContrastiveScores, Group
 from mtkit.evaluation.report import SURE
 from mtkit.terminal import aligned
 

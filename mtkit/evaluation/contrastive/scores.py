@@ -21,7 +21,7 @@ from mtkit.decoding.lines.chunks import chunks_of
 from mtkit.decoding.translate import OnProgress
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError
-from mtkit.evaluation.contrastive_files import ContrastiveFile, Item, Label
+from mtkit.evaluation.contrastive.files import ContrastiveFile, Item, Label
 from mtkit.evaluation.scores import wilson
 from mtkit.evaluation.seeds import holm
 from mtkit.runs import Run

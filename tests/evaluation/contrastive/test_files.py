@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mtkit.errors import DataError, MtkitError
-from mtkit.evaluation.contrastive_files import ContrastiveFile, Item
+from mtkit.evaluation.contrastive.files import ContrastiveFile, Item
 
 OURS = {"source": "It fell.", "right": "Er fiel.", "wrong": ["Sie fiel.", "Es fiel."]}
 

@@ -13,8 +13,10 @@ import pytest
 from mtkit.decoding import translator as module
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError
-from mtkit.evaluation import contrastive
-from mtkit.evaluation.contrastive import (
+from mtkit.evaluation.contrastive import scores as scoring
+from mtkit.evaluation.contrastive.files import ContrastiveFile
+from mtkit.evaluation.contrastive.report import contrastive_object, contrastive_text
+from mtkit.evaluation.contrastive.scores import (
     ContrastiveScores,
     Group,
     compare_contrastive,
@@ -22,8 +24,6 @@ from mtkit.evaluation.contrastive import (
     score_contrastive,
     scores_path,
 )
-from mtkit.evaluation.contrastive_files import ContrastiveFile
-from mtkit.evaluation.contrastive_report import contrastive_object, contrastive_text
 from mtkit.evaluation.scores import wilson
 from mtkit.evaluation.seeds import holm
 from mtkit.runs import Run
@@ -172,8 +172,8 @@ def test_a_text_that_is_too_long_is_named_by_its_line(single: Run, tmp_path: Pat
 def test_a_killed_call_goes_on(single: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "pairs.jsonl", rows_of(8))
     whole = score_contrastive(Translator([single]), file)
-    monkeypatch.setattr(contrastive, "CHUNK", 3)
-    score, calls, said = contrastive._score_items, list[int](), list[str]()
+    monkeypatch.setattr(scoring, "CHUNK", 3)
+    score, calls, said = scoring._score_items, list[int](), list[str]()
 
     def dying(translator: Any, items: Any, *rest: Any) -> Any:
         calls.append(items[0].number)
@@ -181,7 +181,7 @@ def test_a_killed_call_goes_on(single: Run, tmp_path: Path, monkeypatch: pytest.
             raise KeyboardInterrupt
         return score(translator, items, *rest)
 
-    monkeypatch.setattr(contrastive, "_score_items", dying)
+    monkeypatch.setattr(scoring, "_score_items", dying)
     with pytest.raises(KeyboardInterrupt):
         score_contrastive(Translator([single]), file)
     done: list[int] = []

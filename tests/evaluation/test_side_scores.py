@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.evaluation.report import score_side
 from mtkit.evaluation.scores import score_corpus
+from mtkit.evaluation.side_scores import score_side
 from mtkit.evaluation.systems import Translated
 from tests.evaluation.test_statistics import corpus
 from tests.evaluation.test_systems import written

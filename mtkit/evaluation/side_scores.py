@@ -1,0 +1,185 @@
+"""Scores of one side for `mtkit score`: by system, direction and source length, with differences and notes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mtkit.evaluation.documents import DocumentScores, PositionRow, document_rows, document_scores, joined
+from mtkit.evaluation.scores import METRICS, RESAMPLES, doubt, missing_tokenizer, named_metrics, told_apart
+from mtkit.evaluation.segment_scores import added_scores, comet_command
+from mtkit.evaluation.significance import TESTS, Comparison, compare_systems
+from mtkit.evaluation.statistics import LengthRow, Statistics, by_length, gather
+from mtkit.evaluation.systems import SystemTexts, Translated, read_texts
+from mtkit.terminal import ProgressBar, silent
+from mtkit.text.languages import bleu_tokenizer, lacks_spaces, languages_of
+
+TOKENISED = 0.5
+"""A text looks tokenised if a larger share of its lines ends in " ."."""
+
+
+@dataclass(frozen=True)
+class SideScores:
+    """Scores of all systems on one side; the first system is the baseline."""
+
+    name: str | None
+    """Name of the side; None for files without a run."""
+    files: list[Translated]
+    segments: int
+    """Number of segments; with `documents`, each document is one."""
+    overall: Comparison
+    directions: dict[str, tuple[int, Comparison]]
+    """Segments and scores by direction; empty if there is only one direction."""
+    lengths: list[list[LengthRow]]
+    """Scores by source length for each system; empty if not requested."""
+    notes: list[str]
+    """Warnings: tokenised text, or a tokenizer that is not installed or does not seem to fit the text."""
+    documents: DocumentScores | None = None
+    """Other scores of documents; None if the segments are lines."""
+
+    @property
+    def by_position(self) -> tuple[str, list[str], list[list[PositionRow]]]:
+        """The side's name, its systems and their scores by position in the document, for a picture."""
+        return self.name or "", [file.system for file in self.files], self.documents.positions if self.documents else []
+
+
+def score_side(
+    name: str | None,
+    files: Sequence[Translated],
+    *,
+    metrics: Sequence[str] = METRICS,
+    tests: Sequence[str] = TESTS,
+    lengths: bool = False,
+    documents: bool = False,
+    language: str | None = None,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+    segment_scores: Mapping[str, Sequence[Path]] | None = None,
+    comet: Sequence[str] = (),
+    progress: ProgressBar = silent,
+) -> SideScores:
+    """Score a side's translations; `lengths` adds scores by source length, which require the sources.
+
+    `documents` scores whole documents instead of lines, adds scores by position in the document and, if the source is
+    known, the consistency of terms (`mtkit.evaluation.documents`). The metrics are then BLEU, chrF or both.
+
+    `language` is the target language of all segments. With None, it is taken from the file of directions, or unknown if
+    there is no such file.
+
+    `segment_scores` adds metrics by name, with a file of segment scores per system, and `comet` adds scores of
+    `comet-score` by model, which require the sources (`mtkit.evaluation.segment_scores`). `metrics` may then be empty.
+
+    Raises: DataError and MtkitError as `read_texts`, `named_metrics`, `compare_systems`, `read_segment_scores` and
+    `run_comet` do.
+    """
+    options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
+    if metrics or not (segment_scores or comet):
+        named_metrics(metrics, **options)  # raises for unknown names before files are read
+    if comet:
+        comet_command()
+    texts = lines = read_texts(files, sources=lengths or bool(comet), documents=documents)
+    targets = (
+        [None] * len(lines.hypotheses[0])
+        if lines.directions is None
+        else [languages_of(direction)[1] for direction in lines.directions]
+    )
+    languages, kinds = told_apart(targets if language is None else [language] * len(targets))
+    kinds_of_lines, rows_of_documents = kinds, list[list[int]]()
+    if documents:
+        rows_of_documents = document_rows(lines, files[0].source or files[0].references[0])
+        texts, kinds = joined(lines, rows_of_documents), kinds[[rows[0] for rows in rows_of_documents]]
+    segments = len(texts.hypotheses[0])
+    chosen = named_metrics(metrics, languages, **options) if metrics else []
+    bleu = named_metrics(["BLEU"], languages, **options) if lengths else []
+    systems = [
+        gather(chosen, hypothesis, texts.references, kinds=kinds, progress=progress) for hypothesis in texts.hypotheses
+    ]
+    added = added_scores(files, texts, segment_scores or {}, comet)
+    systems = [[*system, *more] for system, more in zip(systems, added, strict=True)]
+    of_documents = None
+    if documents:
+        systems = [[replace(metric, name=f"d-{metric.name}") for metric in system] for system in systems]
+        terms, of_documents = document_scores(lines, rows_of_documents, chosen, kinds_of_lines, progress)
+        systems = [[*system, *more] for system, more in zip(systems, terms, strict=True)]
+    rows = []
+    if lengths and texts.sources is not None:
+        for hypotheses, system in zip(texts.hypotheses, systems, strict=True):
+            known = [of_metric for of_metric in system if of_metric.name == "BLEU"]
+            (ratio,) = known or gather(bleu, hypotheses, texts.references, kinds=kinds, progress=progress)
+            rows.append(by_length(texts.sources, system, ratio))
+    resamples = 0 if documents and segments == 1 else RESAMPLES  # a single document has no interval over documents
+    overall = compare_systems(systems, tests=tests, resamples=resamples, progress=progress)
+    has_bleu = any(name == "BLEU" for name, _ in chosen)
+    notes = [missing_tokenizer(languages, tokenize) if has_bleu else None, *_notes_on_files(files, lines)]
+    if comet and len(texts.references) > 1:
+        notes.append(f"COMET uses one reference: {files[0].references[0]}")
+    if of_documents is not None and of_documents.reference is None:
+        why = "no term occurs twice in a document" if lines.sources else "the source is unknown; give it with --source"
+        notes.append(f"no consistency of terms: {why}")
+    if has_bleu and (place := _without_words(texts.references, languages, kinds, tokenize)) is not None:
+        notes.append(
+            f"{files[0].references[place]} has no spaces between words, so BLEU's tokenizer 13a counts phrases as "
+            "words; name the language (--target-language zh) or the tokenizer (--tokenize zh)"
+        )
+    else:
+        for file, scores, hypotheses in zip(files, overall.scores, texts.hypotheses, strict=True):
+            warning = doubt(scores, hypotheses, texts.references)
+            notes.append(warning and f"{file.hypothesis}: {warning}")
+    return SideScores(
+        name,
+        list(files),
+        segments,
+        overall,
+        _by_direction(texts.directions, systems, tests, progress),
+        rows,
+        [note for note in notes if note],
+        of_documents,
+    )
+
+
+def _by_direction(
+    directions: Sequence[str] | None,
+    systems: Sequence[Sequence[Statistics]],
+    tests: Sequence[str],
+    progress: ProgressBar,
+) -> dict[str, tuple[int, Comparison]]:
+    """Return the number of segments and the scores of each direction, if there are several."""
+    if directions is None or len(set(directions)) == 1:
+        return {}
+    by_direction, all_directions = {}, np.array(directions)
+    for direction in dict.fromkeys(directions):
+        picked = all_directions == direction
+        part = [[of_metric.of(picked) for of_metric in system] for system in systems]
+        by_direction[direction] = int(picked.sum()), compare_systems(part, tests=tests, progress=progress)
+    return by_direction
+
+
+def _notes_on_files(files: Sequence[Translated], texts: SystemTexts) -> list[str]:
+    """Return notes on byte order marks and on tokenised text."""
+    notes = [
+        f"{path} begins with a byte order mark, which mtkit skips; the sacrebleu command counts it as text"
+        for path in texts.marked
+    ]
+    lines_by_path = {str(file.hypothesis): lines for file, lines in zip(files, texts.hypotheses, strict=True)}
+    lines_by_path |= {str(path): lines for path, lines in zip(files[0].references, texts.references, strict=True)}
+    for path, lines in lines_by_path.items():
+        if _looks_tokenised(lines):
+            notes.append(f"lines of {path} end in ' .' as tokenised text does; BLEU expects detokenised text")
+    return notes
+
+
+def _without_words(
+    references: Sequence[Sequence[str]], languages: Sequence[str | None], kinds: np.ndarray, tokenize: str | None
+) -> int | None:
+    """Return the index of the first reference that 13a tokenises but has no spaces between words, or None."""
+    cut = [(tokenize or bleu_tokenizer(language)) == "13a" for language in languages]
+    for number, lines in enumerate(references):
+        if lacks_spaces([line for line, kind in zip(lines, kinds, strict=True) if cut[kind]]):
+            return number
+    return None
+
+
+def _looks_tokenised(lines: Sequence[str]) -> bool:
+    return sum(line.rstrip().endswith(" .") for line in lines) > TOKENISED * len(lines)
