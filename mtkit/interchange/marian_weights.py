@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mtkit.errors import RunError
-from mtkit.interchange.marian_vocabulary import Numbering
+from mtkit.interchange.marian_vocabulary import NEVER, Numbering
 from mtkit.model.embedding import Sinusoidal
 from mtkit.recipe import ModelSettings
 
@@ -59,17 +59,17 @@ def converted_weights(
 
     The search never predicts target pieces of the rows `excluded`.
 
-    Raises: RunError for a missing weight, and for a weight that mtkit's model lacks.
+    Raises: RunError for a missing weight, for a weight that mtkit's model lacks, and as `real`.
     """
     used = set[str]()
 
     def take(*names: str) -> Tensor:
         """Return the first of these weights that exists: libraries save tied weights under one of their names."""
         used.update(names)
-        weight = next((theirs[name] for name in names if name in theirs), None)
-        if weight is None:
+        found = next((name for name in names if name in theirs), None)
+        if found is None:
             raise RunError(f"the weight {names[0]} is missing")
-        return weight.float()
+        return real(found, theirs[found])
 
     weights = {ours: take(name) for ours, name in layer_names(settings)}
     if settings.tie == "all":
@@ -84,10 +84,25 @@ def converted_weights(
             weights["output.weight"] = target.embeddings(take(OUTPUT))
     used.update({BIAS, *POSITIONS.values()})
     bias = theirs.get(BIAS, torch.zeros(target.count))
-    weights["output_bias"] = target.biases(bias.float().flatten(), excluded)
+    if bias.is_floating_point():
+        bias = bias.masked_fill(bias.isneginf(), NEVER)
+    weights["output_bias"] = target.biases(real(BIAS, bias).flatten(), excluded)
     if others := sorted(theirs.keys() - used):
         raise RunError(f"mtkit's model has no place for the weight {others[0]}")
     return weights
+
+
+def real(name: str, weight: Tensor) -> Tensor:
+    """Return a weight in float32.
+
+    Raises: RunError for whole numbers (a quantised model), booleans and complex numbers, and for NaN and infinities.
+    """
+    if not weight.is_floating_point():
+        raise RunError(f"the weight {name} is {weight.dtype}: mtkit imports float32, float16 and bfloat16")
+    weight = weight.float()
+    if not weight.isfinite().all():
+        raise RunError(f"the weight {name} has values that are NaN or infinite in float32")
+    return weight
 
 
 def positions_of(theirs: Mapping[str, Tensor]) -> str:

@@ -1,16 +1,19 @@
 """Imported models against Hugging Face's own classes: tokens, scores, and what is refused."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.interchange.imports import import_marian
+from mtkit.interchange.marian_weights import BIAS
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 from mtkit.text.tokenizer import EOS
@@ -143,6 +146,43 @@ def test_what_mtkit_cannot_hold_is_refused_by_name(
     with pytest.raises(MtkitError, match=message):
         import_marian(folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        (math.nan, torch.float32, r"changed: the weight model\.shared\.weight has values that are NaN or infinite"),
+        (math.inf, torch.float16, r"changed: the weight model\.shared\.weight has values that are NaN or infinite"),
+        (1e300, torch.float64, r"changed: the weight model\.shared\.weight has values that are NaN or infinite"),
+        (3, torch.int8, r"changed: the weight model\.shared\.weight is torch\.int8: mtkit imports float32"),
+        (1, torch.complex64, r"changed: the weight model\.shared\.weight is torch\.complex64"),
+    ],
+)
+def test_weights_that_are_no_real_numbers_are_refused(
+    value: float, dtype: torch.dtype, message: str, imported: Callable[[str], tuple[Path, Run]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "changed"
+    shutil.copytree(imported("shared")[0], folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.shared.weight"] = weights["model.shared.weight"].to(dtype)
+    weights["model.shared.weight"][2, 3] = value
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(MtkitError, match=message):
+        import_marian(folder, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_infinitely_negative_bias_excludes_its_piece(
+    imported: Callable[[str], tuple[Path, Run]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "changed"
+    shutil.copytree(imported("shared")[0], folder)
+    weights = load_file(folder / "model.safetensors")
+    weights[BIAS] = torch.zeros_like(weights[BIAS]).index_fill(-1, torch.tensor([20]), -math.inf)
+    save_file(weights, folder / "model.safetensors")
+    import_marian(folder, tmp_path / "run")
+    bias = load_file(tmp_path / "run" / "checkpoints" / "update-00000000" / "model.safetensors")["output_bias"]
+    assert bias.isfinite().all()
 
 
 def test_a_pickle_is_refused_with_the_line_that_converts_it(
