@@ -59,12 +59,15 @@ def check_outputs(outputs: Sequence[Path], inputs: Iterable[Path] = ()) -> None:
     An output must not be an input, another output, a file that mtkit keeps in a run or in prepared data, or an
     unfinished file of another output. Links are followed. Devices and pipes are valid outputs.
 
-    Raises: MtkitError for such an output, for a folder, and for a path that cannot be written.
+    Raises: MtkitError for such an output, for a folder, for a name of another compression than gzip, and for a path
+    that cannot be written.
     """
     written: dict[Path, Path] = {}
     for output in outputs:
         if is_device(output):
             continue
+        if output.suffix in OTHER_COMPRESSION:
+            raise MtkitError(f"{output} would not be compressed: mtkit writes plain files and .gz; give it such a name")
         _check_not_kept(output)
         check_writable(output)
         place = Path(os.path.realpath(output))
@@ -77,6 +80,9 @@ def check_outputs(outputs: Sequence[Path], inputs: Iterable[Path] = ()) -> None:
             if _is_same(path, place):
                 raise MtkitError(f"{output} would replace {path}, which is read; give the output another name")
 
+
+OTHER_COMPRESSION = (".xz", ".bz2", ".zst", ".zip")
+"""Suffixes of compressed files that mtkit does not write."""
 
 UNFINISHED = (".partial", ".partial.jsonl", ".partial.lock")
 """Suffixes of an unfinished output's files: its text, its record and its lock."""

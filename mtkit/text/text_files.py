@@ -21,6 +21,17 @@ _BUFFER = 1 << 20
 LONGEST = 1 << 24
 """Maximum bytes of a line: a file without line ends, as /dev/zero, would fill the memory."""
 
+_UNREAD = {
+    b"\x1f\x8b": ("compressed by gzip without a .gz name", "rename it, or decompress it with `gzip -dc`"),
+    b"\xfd7zXZ": ("compressed by xz", "decompress it with `xz -dc`"),
+    b"BZh": ("compressed by bzip2", "decompress it with `bzip2 -dc`"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "decompress it with `zstd -dc`"),
+    b"PK\x03\x04": ("a ZIP file", "extract its text, as with `unzip -p`"),
+    b"\xff\xfe": ("not UTF-8 but UTF-16", "convert it with `iconv -f utf-16 -t utf-8`"),
+    b"\xfe\xff": ("not UTF-8 but UTF-16", "convert it with `iconv -f utf-16 -t utf-8`"),
+}
+"""{first bytes of a file that is not UTF-8: (what it is, what to do)}."""
+
 _BLOCK = 1 << 18
 """Bytes of a file that are decoded together, which is many times as fast as line by line."""
 
@@ -152,6 +163,9 @@ def decode_lines(lines: Iterable[bytes], name: str, repairs: Repairs | None = No
         try:
             yield text.decode("utf-8")
         except UnicodeDecodeError as error:
+            for start, (kind, advice) in _UNREAD.items():
+                if number == 1 and text.startswith(start):
+                    raise DataError(f"{name} is {kind}; {advice}") from error
             raise DataError(
                 f"{name}, line {number}: not UTF-8 (byte {error.start + 1} is 0x{text[error.start]:02x}); "
                 f"convert the file, as with `iconv -f latin1 -t utf-8`"

@@ -18,6 +18,7 @@ import torch
 from mtkit.errors import MtkitError
 from mtkit.storage import files
 from mtkit.storage.files import (
+    OTHER_COMPRESSION,
     check_outputs,
     check_regular,
     check_writable,
@@ -247,6 +248,13 @@ def test_paths_inside_a_folder_lead_over_no_link(tmp_path: Path) -> None:
 def test_a_name_inside_a_folder_is_one_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(MtkitError, match="is not a file name"):
         inside(tmp_path, name)
+
+
+@pytest.mark.parametrize("end", OTHER_COMPRESSION)
+def test_a_name_of_another_compression_is_refused(end: str, tmp_path: Path) -> None:
+    with pytest.raises(MtkitError, match=rf"out\.de\{end} would not be compressed: mtkit writes plain files and \.gz"):
+        check_outputs([tmp_path / f"out.de{end}"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_output_that_is_read_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
+import bz2
 import gzip
+import lzma
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,23 @@ def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
     for name in ("latin", "latin.gz"):
         with pytest.raises(DataError, match=rf"{name}, line 2: not UTF-8 \(byte 4 is 0xf6\)"):
             list(Lines(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b"a\n"), r"text is compressed by gzip without a \.gz name; rename it, or"),
+        (lzma.compress(b"a\n"), r"text is compressed by xz; decompress it with `xz -dc`"),
+        (bz2.compress(b"a\n"), r"text is compressed by bzip2; decompress it with `bzip2 -dc`"),
+        (b"\x28\xb5\x2f\xfd\x04", r"text is compressed by zstd; decompress it with `zstd -dc`"),
+        (b"PK\x03\x04\xff", r"text is a ZIP file; extract its text, as with `unzip -p`"),
+        ("a\n".encode("utf-16"), r"text is not UTF-8 but UTF-16; convert it with `iconv -f utf-16 -t utf-8`"),
+    ],
+)
+def test_other_formats_are_told_from_other_encodings(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(Lines(tmp_path / "text"))
 
 
 def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
