@@ -206,6 +206,16 @@ def write_largest(sums: Floats, unit: np.float32, added: Floats, high: Floats) -
         high[full_blocks] = of_bits(ordered(largest))
 
 
+@part
+def largest_of(numbers: Floats) -> np.float32:
+    """The largest number, NaN if there is one; NumPy's function here takes 0.1 s more to load from the cache."""
+    largest = numbers[0]
+    for number in numbers:
+        if number > largest or np.isnan(number):
+            largest = number
+    return largest
+
+
 @compiled(
     "float32[:, :, ::1], float32[:, ::1], float32[::1], float32[:, ::1], int64[:, ::1], boolean[:, ::1], int64, "
     "float32[:, ::1], int64[:, ::1], boolean[:, ::1]"
@@ -240,7 +250,7 @@ def best_of_logits(
         b, n = row // hypotheses, row % hypotheses
         of_row, unit = sums[b, n], units[b, n]
         write_largest(of_row, unit, added, high)
-        largest_of_all, total = high.max(), np.float32(0)
+        largest_of_all, total = largest_of(high), np.float32(0)
         for j in range(count):
             total += exponential(of_row[j] * unit + added[j] - largest_of_all)
         less = before[b, n] - (largest_of_all + np.log(total))

@@ -1,12 +1,14 @@
 """Shared parts of the compiled loops: decorators, prefetching, a vectorised exponential, rounding of rows to bytes."""
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 from llvmlite import ir
 from numba import float32, int32, int64, njit, void
 from numba.core import cgutils
+from numba.core.caching import FunctionCache
+from numba.core.runtime import rtsys
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -28,6 +30,19 @@ HOW: dict[str, Any] = {
 IN_ORDER = HOW | {"fastmath": {"nsz", "contract"}}
 
 
+class _CodeCache(FunctionCache):  # type: ignore[misc]
+    """numba's cache of machine code, without its preparations for compiling if the code is in the cache.
+
+    numba would import and register all functions that loops may call, which takes as long as the rest of its start.
+    It does so anyway before it compiles.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        rtsys.initialize(target_context)  # the functions that allocate memory
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+
+
 def compiled(
     *types: str, in_any_order: bool = True
 ) -> Callable[[Callable[Arguments, None]], Callable[Arguments, None]]:
@@ -42,10 +57,14 @@ def compiled(
 
     def decorated(loop: Callable[Arguments, None]) -> Callable[Arguments, None]:
         try:
-            code: Callable[Arguments, None] = njit(signatures, cache=True, **how)(loop)
+            code = njit(**how)(loop)
+            code._cache = _CodeCache(loop)
+            for signature in signatures:
+                code.compile(signature)
+            code.disable_compile()
         except (RuntimeError, OSError):  # no folder can be written in which to keep it, or the disk is full
             code = njit(signatures, **how)(loop)
-        return code
+        return cast(Callable[Arguments, None], code)
 
     return decorated
 

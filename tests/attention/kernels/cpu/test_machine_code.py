@@ -1,5 +1,8 @@
 """What compiled loops share: compilation, the exponential, and rounding to bytes."""
 
+import importlib
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -33,19 +36,19 @@ def doubled(numbers: np.ndarray[Any, Any]) -> None:
     ],
 )
 def test_a_loop_is_compiled_where_nothing_can_be_kept(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = []
+    def refused(loop: object) -> None:
+        raise fault
 
-    def refusing(signature: str, *, cache: bool = False, **how: Any) -> Any:
-        kept.append(cache)
-        if cache:
-            raise fault
-        return njit(signature, **how)
-
-    monkeypatch.setattr(machine_code, "njit", refusing)
+    monkeypatch.setattr(machine_code, "_CodeCache", refused)
     numbers = np.arange(3, dtype=np.float32)
     compiled("float32[::1]")(doubled)(numbers)
     assert numbers.tolist() == [0, 2, 4]
-    assert kept == [True, False]
+
+
+def test_code_from_the_cache_is_loaded_without_the_compiler() -> None:
+    loops = importlib.import_module("mtkit.attention.kernels.cpu.decoding_loops")  # its code is in the cache then
+    script = f"import sys, {loops.__name__}; sys.exit('numba.np.linalg' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @njit  # type: ignore[untyped-decorator]
