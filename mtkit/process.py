@@ -52,16 +52,16 @@ def keep_freed_memory() -> bool:
     return all([mallopt(parameter, value) == 1 for parameter, value in MALLOPT.items()])
 
 
-NEW_OBJECTS = 100_000
+NEW_OBJECTS = 500_000
 """New containers after which Python's garbage collector looks for cycles among them; its own default is 700."""
 
 
 def collect_garbage_rarely() -> None:
     """Run Python's garbage collector rarely, and not at exit.
 
-    The imports of PyTorch and numba create half a million containers, which all live until the exit. The collector
-    would visit them dozens of times at the start and, at the exit, once more, which together takes longer than a
-    command of one line.
+    The imports of PyTorch and numba create up to half a million containers, which all live until the exit. The
+    collector would visit them dozens of times at the start and, at the exit, once more, which together takes longer
+    than a command of one line.
     """
     gc.set_threshold(NEW_OBJECTS)
     atexit.register(gc.freeze)

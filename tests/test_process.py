@@ -68,17 +68,17 @@ collect_garbage_rarely()
 gc.collect()
 times = []
 gc.callbacks.append(lambda phase, info: times.append(phase))
-kept = [[] for _ in range(90_000)]
+kept = [[] for _ in range(490_000)]
 print(len(times), end=" ")
 more = [[] for _ in range(20_000)]
 print(len(times), end=" ")
 import atexit
-atexit.register(lambda: print(gc.get_freeze_count() > 100_000))
+atexit.register(lambda: print(gc.get_freeze_count() > 500_000))
 collect_garbage_rarely()  # runs its own function first
 """
 
 
-def test_containers_are_collected_by_the_hundred_thousand_and_not_at_exit() -> None:
+def test_containers_are_collected_rarely_and_not_at_exit() -> None:
     done = subprocess.run([sys.executable, "-c", COLLECTIONS], capture_output=True, text=True, check=True)
     early, later, frozen = done.stdout.split()
     assert int(early) == 0
