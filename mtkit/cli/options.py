@@ -61,10 +61,10 @@ def output_path(path: Path | None, default: str) -> Path:
 
 def echo_schema(settings: "type[BaseModel]") -> None:
     """Print the JSON schema of settings."""
+    from mtkit.recipe.schema import json_schema
     from mtkit.storage.files import json_text
 
-    standard = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    typer.echo(json_text(standard | settings.model_json_schema(), indent=2, ensure_ascii=False))
+    typer.echo(json_text(json_schema(settings), indent=2, ensure_ascii=False))
 
 
 def use_threads(threads: int | None) -> None:

@@ -40,7 +40,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 class Settings(BaseModel):
     """A frozen group of settings; unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
