@@ -1,6 +1,8 @@
 """Text for people: tables for the terminal and in Markdown, shortened lines, and the interface of progress bars."""
 
+import os
 import sys
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -15,13 +17,24 @@ def stderr_is_terminal() -> bool:
         return False
 
 
-def aligned(rows: Rows, *, left: Collection[int] = (0,)) -> str:
+def stdout_width() -> int | None:
+    """Return the width of the terminal at standard output, in letters; None if the output is no terminal."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except (AttributeError, ValueError, OSError):  # None if the shell has closed it; an object without a file
+        return None
+
+
+def aligned(rows: Rows, *, left: Collection[int] = (0,), width: int | None = None) -> str:
     """Format a table as plain text, the first row as the head. Wide letters, such as Chinese ones, take two columns.
 
-    Columns in `left`, counted from 0, are aligned to the left; the others, usually numbers, to the right.
+    Columns in `left`, counted from 0, are aligned to the left; the others, usually numbers, to the right. In a table
+    wider than `width`, text and heads are wrapped between words, in the widest columns first.
     """
     from tabulate import tabulate  # measures all characters at its import
 
+    if width is not None:
+        rows = _wrapped(rows, left, width)
     # the head is passed as a row, because tabulate makes columns with a head wider
     text = tabulate(
         rows, tablefmt="plain", colalign=_sides(rows, left), disable_numparse=True, preserve_whitespace=True
@@ -36,6 +49,38 @@ def markdown(rows: Rows, *, left: Collection[int] = (0,)) -> str:
     head, *cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     sides = _sides(rows, left)
     return tabulate(cells, headers=head, tablefmt="pipe", colalign=sides, headersalign=sides, disable_numparse=True)
+
+
+def wrapped(text: str, width: int | None, *, indent: str = "") -> str:
+    """Wrap each line of the text between words if it is longer than `width`; further lines begin with `indent`."""
+    if width is None:
+        return text
+    return "\n".join(_wrap(line, max(width, len(indent) + 20), indent) for line in text.split("\n"))
+
+
+def _wrap(text: str, width: int, indent: str = "") -> str:
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _wrapped(rows: Rows, left: Collection[int], width: int) -> Rows:
+    """Return the rows with line breaks that make the table at most `width` wide, if words and numbers allow it."""
+
+    def longest_word(cell: str) -> int:
+        return max(map(len, cell.split()), default=0)
+
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    least = [
+        max(longest_word(cell) if place in left or number == 0 else len(cell) for number, cell in enumerate(column))
+        for place, column in enumerate(columns)
+    ]
+    while sum(widths) + 2 * (len(widths) - 1) > width:
+        free = [place for place, most in enumerate(widths) if most > least[place]]
+        if not free:
+            break
+        widths[max(free, key=widths.__getitem__)] -= 1
+    return [[_wrap(cell, most) for cell, most in zip(row, widths, strict=True)] for row in rows]
 
 
 def shortened(text: str, most: int = 200) -> str:

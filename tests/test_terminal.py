@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from mtkit.terminal import aligned, markdown, shortened, stderr_is_terminal
+from mtkit.terminal import aligned, markdown, shortened, stderr_is_terminal, stdout_width, wrapped
 
 
 class Terminal(io.StringIO):
@@ -43,6 +43,32 @@ def test_wide_letters_take_two_places() -> None:
 
 def test_numbers_stay_as_they_are_written() -> None:
     assert aligned([("a", "b"), ("1e5", "0012"), ("nan", "1.50")]).split("\n")[1:] == ["1e5  0012", "nan  1.50"]
+
+
+WIDE = [("name", "pieces per word", "note"), ("full", "1 to 2", "some words of a note"), ("b", "3", "well-known")]
+
+
+def test_a_table_wider_than_the_terminal_is_wrapped_between_words() -> None:
+    assert aligned(WIDE, left=(0, 2), width=43) == aligned(WIDE, left=(0, 2))
+    assert aligned(WIDE, left=(0, 2), width=24) == (
+        "name  pieces  note\n"
+        "         per\n"
+        "        word\n"
+        "full  1 to 2  some words\n"
+        "              of a note\n"
+        "b          3  well-known"
+    )  # fmt: skip
+    assert aligned(WIDE, left=(0, 2), width=5) == aligned(WIDE, left=(0, 2), width=24)  # words and numbers stay whole
+
+
+def test_lines_are_wrapped_one_by_one() -> None:
+    text = "one two three four five\nsix"
+    assert wrapped(text, None) == text
+    assert wrapped(text, 22, indent="  ") == "one two three four\n  five\nsix"
+
+
+def test_only_a_terminal_has_a_width() -> None:
+    assert stdout_width() is None
 
 
 def test_a_table_without_rows_is_its_head() -> None:

@@ -9,7 +9,7 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,13 @@ from mtkit.attention.registry import Mechanism, find, mechanisms
 from mtkit.attention.slots import SLOTS
 from mtkit.errors import MtkitError, shown
 from mtkit.storage.records import read_object
-from mtkit.terminal import aligned
+from mtkit.terminal import aligned, stdout_width, wrapped
 
 SCORES = Path(__file__).parents[1] / "studies" / "scores.json"
 """By mechanism, what it is good at and its scores in the studies that come with mtkit."""
+
+
+SCORE_MARKS = "+ better than full, - worse, = at most 2 points lower; speeds relative to full; docs/choose.md"
 
 
 @cache
@@ -34,13 +37,17 @@ def measured() -> Mapping[str, Mapping[str, str]]:
 
 
 def table() -> str:
-    """Return a table of all mechanisms with family, roles, cost, use and paper, sorted by family."""
-    rows = [("name", "family", "roles", "cost", "good at", "paper")]
+    """Return a table of all mechanisms with family, roles, cost and use, sorted by family."""
+    rows = [("name", "family", "roles", "cost", "good at")]
     for mechanism in sorted(mechanisms().values(), key=lambda entry: (entry.family, entry.name)):
         good = measured().get(mechanism.name, {}).get("good_at", "")
-        rows.append((mechanism.name, mechanism.family, roles(mechanism), mechanism.complexity, good, mechanism.paper))
-    note = "good at: in small models, better than full or at most 2 points lower; docs/choose.md explains it."
-    return f"{aligned(rows, left=range(6))}\n\n{note}"
+        rows.append((mechanism.name, mechanism.family, roles(mechanism), mechanism.complexity, good))
+    notes = (
+        "good at: in small models, better than full or at most 2 points lower (docs/choose.md). Roles in brackets are "
+        "extensions of the paper. `mtkit attentions --year` lists papers, `mtkit attentions NAME` options and scores."
+    )
+    width = stdout_width()
+    return f"{aligned(rows, left=range(5), width=width)}\n\n{wrapped(notes, width or 120)}"
 
 
 def year_table(first: int | None = None, last: int | None = None) -> str:
@@ -59,7 +66,7 @@ def year_table(first: int | None = None, last: int | None = None) -> str:
     for mechanism in sorted(chosen, key=lambda entry: (entry.year or math.inf, entry.family, entry.name)):
         facts = (mechanism.name, mechanism.family, roles(mechanism), mechanism.complexity, mechanism.paper)
         rows.append((str(mechanism.year or ""), *facts))
-    return aligned(rows, left=range(6))
+    return aligned(rows, left=range(6), width=stdout_width())
 
 
 def years(text: str) -> tuple[int, int]:
@@ -90,10 +97,12 @@ def complexity_table() -> str:
     notes = [
         "T tokens of width D. Costs of mechanisms leave the width out; `mtkit attentions NAME` explains their letters.",
         "Sequential operations: a product, a softmax, a sort and a prefix sum are one operation each.",
-        "Longest path, at the default options: layers until every token has reached every other, in the decoder every",
-        "later one. none: some never do. by content: the tokens decide.",
+        "Longest path, at the default options: layers until every token has reached every other (in the decoder, every "
+        "later one). none: some never do. by content: the tokens decide.",
     ]
-    return "\n\n".join([aligned(kinds, left=range(4)), aligned(rows, left=range(5)), "\n".join(notes)])
+    width = stdout_width()
+    tables = [aligned(kinds, left=range(4), width=width), aligned(rows, left=range(5), width=width)]
+    return "\n\n".join([*tables, "\n".join(wrapped(note, width) for note in notes)])
 
 
 def describe(name: str) -> str:
@@ -109,23 +118,46 @@ def describe(name: str) -> str:
         "package": mechanism.package,
         "roles": roles(mechanism),
         "cost": f"{mechanism.complexity}, growing with T to the power {mechanism.growth:g}",
-        "path": path and f"{path}, in layers between any two tokens",
+        "path": path and f"{path} layers between any two tokens",
         "good at": scores.get("good_at") or None,
-        "measured": f"{scores['row']} (speed 1 is full's; docs/choose.md)" if scores else None,
+        "measured": f"{scores['row']} ({SCORE_MARKS})" if scores else None,
         "weights": "yes" if mechanism.weights else "no",
         "slots": _slots(mechanism),
         "mixes": None if mechanism.kinds else _mixes(mechanism),
     }
-    documentation = inspect.getdoc(sys.modules[mechanism.kind.__module__]) or ""
-    meanings = (inspect.getdoc(mechanism.kind) or "").partition("\n")[2].strip()
+    width = stdout_width() or 120
+    lines = [f"  {key:8} {value}" for key, value in facts.items() if value is not None]
     parts = [
         f"{mechanism.name}: {mechanism.summary}",
-        "\n".join(f"  {key:8} {value}" for key, value in facts.items() if value is not None),
+        "\n".join(wrapped(line, width, indent=" " * 11) for line in lines),
         "\n".join(["options (--attention-option NAME=VALUE, for one role ROLE.NAME=VALUE)", *_options(mechanism)]),
-        textwrap.indent(meanings, "  "),
-        textwrap.indent(documentation.partition("\n")[2].strip(), "  "),
+        _indented(_meanings(mechanism), width),
+        _indented(_items(inspect.getdoc(sys.modules[mechanism.kind.__module__]) or ""), width),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _indented(lines: Sequence[str], width: int) -> str:
+    """Return the lines indented, with further indentation where a line is wrapped."""
+    return "\n".join(wrapped(f"  {line}", width, indent="    ") for line in lines)
+
+
+def _meanings(mechanism: Mechanism) -> list[str]:
+    """Return the class docstring after its first line, with a line for each option that it explains."""
+    names = "|".join(declared(mechanism.kind)) or "none"
+    text = " ".join((inspect.getdoc(mechanism.kind) or "").partition("\n")[2].split())
+    return re.split(rf"(?<=\.) (?=(?:{names})(?:, (?:{names}))*: )", text) if text else []
+
+
+def _items(documentation: str) -> list[str]:
+    """Return a docstring after its first line, with a line for each paragraph and each item such as "Cost: ..."."""
+    lines: list[str] = []
+    for line in documentation.split("\n")[1:]:
+        if lines and lines[-1] and re.match(r"(?![A-Z]\w*: )\S", line):
+            lines[-1] += f" {line}"
+        else:
+            lines.append(line)
+    return "\n".join(lines).strip("\n").split("\n") if any(lines) else []
 
 
 def roles(mechanism: Mechanism) -> str:
@@ -149,7 +181,8 @@ def _options(mechanism: Mechanism) -> list[str]:
     ]
     if not rows:
         return ["  none"]
-    return textwrap.indent(aligned(rows, left=range(3)), "  ").split("\n")
+    width = stdout_width()
+    return textwrap.indent(aligned(rows, left=range(3), width=width and width - 2), "  ").split("\n")
 
 
 def _written(default: Any) -> str:

@@ -21,8 +21,8 @@ def attentions(
 ) -> None:
     """List the attention mechanisms, or show one with its options.
 
-    The list shows family, roles, cost and paper. Roles in brackets are extensions of the paper; only options by role
-    select them (`mtkit train --decoder-attention NAME`).
+    The list shows family, roles, cost and what a mechanism is good at; with --year, the paper. Roles in brackets are
+    extensions of the paper; only options by role select them (`mtkit train --decoder-attention NAME`).
 
     \b
     Examples:

@@ -32,9 +32,7 @@ STOPPED = "stopped; the same command resumes"
 
 
 def compare(
-    searched: Annotated[
-        list[str] | None, Argument(metavar="[SETTING=A,B]...", help="More settings for --search.")
-    ] = None,
+    searched: Annotated[list[str] | None, Argument(metavar="SETTING=A,B", help="More settings for --search.")] = None,
     attention: Annotated[
         str | None,
         Option(metavar="A,B", help="Entries, e.g. full,band[window_radius=16],linear@encoder; all: every one."),

@@ -142,11 +142,11 @@ def _print(checked: "Checked") -> None:
 
 def _table(recipes: "Sequence[tuple[Head, Sequence[str]]]") -> str:
     """Return a line for each recipe, and one more for each promise after the first."""
-    from mtkit.terminal import aligned
+    from mtkit.terminal import aligned, stdout_width
 
     rows = [("name", "what it is", "promises", "reached")]
     for head, promises in recipes:
         first, *more = promises or ["nothing yet"]
         score = re.match(r"\w+ [\d.]+", head.reached or "")
         rows += [(head.name, head.what, first, score[0] if score else ""), *(("", "", promise, "") for promise in more)]
-    return aligned(rows, left=range(4))
+    return aligned(rows, left=range(4), width=stdout_width())

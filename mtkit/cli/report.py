@@ -13,7 +13,7 @@ from mtkit.cli.progress import through
 def report(
     run: Annotated[
         list[Path] | None,
-        Argument(metavar="RUN...", help="Run folders, or names of runs in mtkit-runs.  [default: the latest run]"),
+        Argument(metavar="RUN", help="Run folders, or names of runs in mtkit-runs.  [default: the latest run]"),
     ] = None,
     name: Annotated[
         list[str] | None, Option("--name", metavar="NAME", help="Name of a run in mtkit-runs; repeatable, after RUN...")

@@ -27,11 +27,11 @@ def _studies(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     from mtkit.recipe.file import STUDIES, read_head, shipped
-    from mtkit.terminal import aligned
+    from mtkit.terminal import aligned, stdout_width
 
     heads = [read_head(path) for path in shipped(STUDIES).values()]
     rows = [("name", "what it compares", "took"), *((head.name, head.what, head.reached or "") for head in heads)]
-    typer.echo(aligned(rows, left=range(3)))
+    typer.echo(aligned(rows, left=range(3), width=stdout_width()))
 
 
 @studies.command()

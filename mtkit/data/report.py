@@ -8,7 +8,7 @@ from mtkit.data.place import CONTRASTIVE
 from mtkit.data.prepare import Report
 from mtkit.data.prepared import open_prepared
 from mtkit.data.sides import RARE
-from mtkit.terminal import aligned
+from mtkit.terminal import aligned, stdout_width
 from mtkit.text.languages import has_spaces, languages_of
 
 NOTABLE = 0.001
@@ -37,7 +37,15 @@ def summary(report: Report, max_length: int) -> str:
     rows = [("", "segments", *(f"{what} {end}" for what in ("words", "pieces", "pieces/word") for end in ends))]
     for name, side in record["sides"].items():
         rows += _rows(name, side, settings)
-    parts = [head, *report.notes, "", aligned(rows), "", *_cleaning(record["sides"]), *_repairs(record["inputs"])]
+    parts = [
+        head,
+        *report.notes,
+        "",
+        aligned(rows, width=stdout_width()),
+        "",
+        *_cleaning(record["sides"]),
+        *_repairs(record["inputs"]),
+    ]
     parts += _oddities(record)
     if documents := settings["documents"]:
         joins = (
@@ -104,7 +112,7 @@ def _cleaning(sides: dict[str, Any]) -> list[str]:
     ]
     if rows:
         head = ("cleaning: pairs", *(f"in {name}" for name in sides), "left out of train")
-        lines = aligned([head, *rows]).split("\n")
+        lines = aligned([head, *rows], width=stdout_width()).split("\n")
     else:
         lines = [
             "cleaning: no pair is empty, a duplicate, in a held-out side, the same on both sides or out of proportion"

@@ -34,7 +34,7 @@ def metric_names(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name.lower() not in known:
             hint = did_you_mean(name.lower(), list(known))
-            raise MtkitError(f"no metric {shown(name)}{hint}; there are: {', '.join(ALL_METRICS)}")
+            raise MtkitError(f"no metric {shown(name)}{hint}; there are: {', '.join(ALL_METRICS)}; mtkit score: comet")
     return tuple(dict.fromkeys(known[name.lower()] for name in names))
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
+from itertools import accumulate
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NotRequired
@@ -176,16 +177,25 @@ class ProgressLine:
 
     def measure(self, update: int, row: dict[str, float], seconds_left: float | None) -> None:
         """Show the measurements of an interval."""
-        eta = "" if seconds_left is None else f"ETA {timedelta(seconds=round(seconds_left))}  "
-        text = (
-            f"{eta}loss {row['loss']:.3f}  ppl {row['perplexity']:.2f}  rate {row['rate']:.2e}  "
-            f"|g| {row['gradient_norm']:.2f}  {row['tokens_per_second']:,.0f} tok/s  "
-            f"data wait {row['data_wait']:.0%}"
-        )
+        measured = [
+            *([] if seconds_left is None else [f"ETA {timedelta(seconds=round(seconds_left))}"]),
+            f"loss {row['loss']:.3f}",
+            f"ppl {row['perplexity']:.2f}",
+            f"{row['tokens_per_second']:,.0f} tok/s",
+            f"rate {row['rate']:.2e}",
+            f"grad norm {row['gradient_norm']:.2f}",
+            f"data wait {row['data_wait']:.0%}",
+        ]
         if not self._bar.disable:
-            self._bar.set_postfix_str(text)
+            self._bar.set_postfix_str(self._fitting(update, measured))
         elif self._shown:
-            self._say(f"update {update}{self._total}  {text}")
+            self._say(f"update {update}{self._total}  {'  '.join(measured)}")
+
+    def _fitting(self, update: int, measured: Sequence[str]) -> str:
+        """Return the first measurements, as many as fit into the line of the terminal."""
+        room = (self._bar.ncols or sys.maxsize) - len(f"100% update {update}{self._total}, ")
+        ends = accumulate(len(part) + 2 for part in measured)
+        return "  ".join(part for part, end in zip(measured, ends, strict=True) if end - 2 < room)
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""

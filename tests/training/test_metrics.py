@@ -114,6 +114,17 @@ def test_away_from_a_terminal_progress_is_lines_with_all_that_matters() -> None:
         assert part in text
 
 
+def test_a_bar_shows_the_first_measurements_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.training.metrics.stderr_is_terminal", lambda: True)
+    line = ProgressLine(print, update=0, shown=True)
+    line._bar.ncols = 60
+    line.expect(1000)
+    names = ("loss", "perplexity", "rate", "gradient_norm", "tokens_per_second", "data_wait")
+    line.measure(1000, dict.fromkeys(names, 1.0), seconds_left=3.0)
+    assert line._bar.postfix == "ETA 0:00:03  loss 1.000  ppl 1.00"
+    line.close()
+
+
 @pytest.mark.parametrize(("total", "shown"), [((None,), "5  ETA"), ((40,), "5/40  ETA"), ((38, True), "5/~38  ETA")])
 def test_an_estimated_number_of_updates_is_marked(total: tuple[int | None, bool], shown: str) -> None:
     said: list[str] = []

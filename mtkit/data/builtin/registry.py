@@ -12,7 +12,7 @@ from mtkit.data.builtin.task import BuiltinTask, Value
 from mtkit.errors import DataError, RecipeError, did_you_mean, shown
 from mtkit.recipe.data import DataSettings
 from mtkit.recipe.task import TaskSettings
-from mtkit.terminal import aligned
+from mtkit.terminal import aligned, stdout_width
 
 TASKS: dict[str, BuiltinTask] = {
     task.name: task for module in (sequences, recall, counting, nested, discourse) for task in module.TASKS
@@ -155,7 +155,7 @@ def table() -> str:
     rows = [("task", "what it asks", "lengths", "probes")]
     for task in TASKS.values():
         rows.append((task.name, task.summary, f"{task.lengths[0]}-{task.lengths[1]} {task.unit}", task.probes))
-    return aligned(rows, left=range(4))
+    return aligned(rows, left=range(4), width=stdout_width())
 
 
 def describe(name: str) -> str:
@@ -173,6 +173,6 @@ def describe(name: str) -> str:
         *([f"paper: {task.paper}"] if task.paper else []),
         f"example: {example.source} -> {example.target}",
         "options (--task-option KEY=VALUE, data.task.options):",
-        aligned(rows, left=range(4)),
+        aligned(rows, left=range(4), width=stdout_width()),
     ]
     return "\n".join(lines)

@@ -32,7 +32,7 @@ class Listed:
 
     def __str__(self) -> str:
         more = f" and {self.count - len(self.first):,} more" if self.count > len(self.first) else ""
-        return ", ".join(map(str, self.first)) + more
+        return f"line{'s' if self.count > 1 else ''} {', '.join(map(str, self.first))}{more}"
 
 
 @dataclass(frozen=True)
@@ -86,35 +86,39 @@ class Notes:
         """The messages for the user, one line each."""
         if self.cleaned.count:
             yield (
-                f"{self.cleaned.count:,} lines have control or invisible characters, which were dropped or became "
-                f"spaces before translation: {self.cleaned}"
+                f"control or invisible characters of {self.cleaned.count:,} source lines were dropped or became "
+                f"spaces: {self.cleaned}"
             )
         if self.in_parts.count:
             yield (
-                "lines were split at sentence ends and translated in parts: they hold more than training lines, "
-                f"or than the model takes ({self.in_parts.count:,}): {self.in_parts}"
+                f"{_were(self.in_parts, 'line')} split at sentence ends and translated in parts, because of more "
+                f"sentences or pieces than training lines have, or than the model allows: {self.in_parts}"
             )
         if self.cut.count:
             yield (
-                "translations that reached the maximum length and may be incomplete (--max-pieces, the lengths of the "
-                f"training data, or the model's max_length): {self.cut}"
+                f"{_were(self.cut, 'translation')} cut at the maximum length (--max-pieces, by the lengths of the "
+                f"training data, or the model's max_length) and may be incomplete: {self.cut}"
             )
         if self.failed.count:
-            yield f"the model gave no finite probabilities, so these lines are empty: {self.failed}"
+            yield f"the model gave no finite probabilities, so these translations are empty: {self.failed}"
         if self.fell_back.count:
             yield (
                 f"of {self.joined.count:,} lines that were joined with others of their document, "
-                f"{self.fell_back.count:,} were translated one by one, because lines of their joined translation "
-                f"would not have matched the source lines: {self.fell_back}"
+                f"{self.fell_back.count:,} were translated one by one, because the joined translation "
+                f"would not have matched the source line by line: {self.fell_back}"
             )
         if self.unnested.count:
             yield (
-                "tags of these lines are not nested: each was carried over by itself, and its translation may not be "
-                f"nested either: {self.unnested}"
+                "tags that are not nested were carried over one by one, and may not be nested in the translation "
+                f"either: {self.unnested}"
             )
         if self.present.count or self.missed.count:
-            lines = f"; a line for each missed term: {self.missed}" if self.missed.count else ""
+            lines = f"; missing terms: {self.missed}" if self.missed.count else ""
             yield (
                 f"{self.present.count:,} of {self.present.count + self.missed.count:,} glossary terms are in the "
                 f"translations{lines}"
             )
+
+
+def _were(lines: Listed, noun: str) -> str:
+    return f"1 {noun} was" if lines.count == 1 else f"{lines.count:,} {noun}s were"

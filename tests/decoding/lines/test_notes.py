@@ -37,7 +37,8 @@ def test_they_come_back_from_json() -> None:
 def test_only_what_is_unusual_is_said() -> None:
     assert list(Notes.of([[PLAIN]] * 9).messages()) == []
     in_parts, cut, failed, fell_back = Notes.of(LINES).messages()
-    assert in_parts.endswith("(12): 2, 7, 12, 17, 22, 27, 32, 37, 42, 47 and 2 more")
+    assert in_parts.startswith("12 lines were split at sentence ends")
+    assert in_parts.endswith(": lines 2, 7, 12, 17, 22, 27, 32, 37, 42, 47 and 2 more")
     assert "may be incomplete" in cut
     assert "no finite probabilities" in failed
     assert fell_back.startswith("of 24 lines that were joined with others of their document, 12 were translated one by")
@@ -45,5 +46,5 @@ def test_only_what_is_unusual_is_said() -> None:
 
 def test_lines_with_invisible_characters_are_counted() -> None:
     (cleaned,) = Notes.of([[PLAIN], [replace(PLAIN, cleaned=True)], [replace(PLAIN, cleaned=True)]], first=4).messages()
-    assert cleaned.startswith("2 lines have control or invisible characters")
-    assert cleaned.endswith(": 6, 7")
+    assert cleaned.startswith("control or invisible characters of 2 source lines")
+    assert cleaned.endswith(": lines 6, 7")
