@@ -34,9 +34,9 @@ def steps(what: str, unit: str, *, show: bool = True) -> Iterator[Callable[[int,
 
 
 @contextmanager
-def counted(what: str | None, unit: str, total: int | None) -> Iterator[Callable[[int], object]]:
+def counted(what: str | None, unit: str, total: int | None, *, show: bool = True) -> Iterator[Callable[[int], object]]:
     """Show a bar; yield a function that takes the number of units just done."""
-    with _bar(desc=what, unit=f" {unit}", total=total, disable=not stderr_is_terminal()) as bar:
+    with _bar(desc=what, unit=f" {unit}", total=total, disable=not (show and stderr_is_terminal())) as bar:
         yield bar.update
 
 

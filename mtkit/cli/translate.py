@@ -34,6 +34,7 @@ from mtkit.cli.translation import (
     recipe_of,
 )
 from mtkit.errors import MtkitError
+from mtkit.terminal import stdout_width
 
 if TYPE_CHECKING:
     from mtkit.decoding.alignment_heads import Heads
@@ -243,7 +244,8 @@ def translate(
         return
     destination = sys.stdout.buffer if output is None else output
     total = None if this_part else count_lines(input) if input is not None else len(sides[0].sources)
-    with counted(None, "lines", total) as advance:
+    # no bar among translations that are printed on the terminal
+    with counted(None, "lines", total, show=output is not None or stdout_width() is None) as advance:
         if target is not None:
             side_documents = sides[0].documents if sides else None
             if joined and sides and side_documents is None:

@@ -95,7 +95,7 @@ def test_as_many_lines_come_out_as_went_in() -> None:
     assert lines[1] == lines[2] == ""
     assert all(lines[number] for number in (0, 3, 4, 5))
     assert "translated in parts" in result.stderr
-    assert "(1): 5\n" in result.stderr
+    assert ": line 5\n" in result.stderr
 
 
 def test_output_goes_to_a_file() -> None:
@@ -332,7 +332,7 @@ def test_chunks_keep_line_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK", 2)
     long = "The tree and the house. " * 9
     result = typed("--input", "-", stdin=f"a\nb\nc\n{long}\n".encode())
-    assert "(1): 4\n" in result.stderr
+    assert ": line 4\n" in result.stderr
     scored = lines_of(typed("--input", "test.source", "--target", "test.target"))
     monkeypatch.setattr(chunks, "CHUNK", 100)
     together = lines_of(typed("--input", "test.source", "--target", "test.target"))

@@ -147,7 +147,7 @@ def test_the_command_says_how_many_lines_were_cut(run: Run, lines: list[str], tm
     )
     assert done.exit_code == 0
     assert "split at sentence ends and translated in parts" in done.stderr
-    assert "(12): 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more" in done.stderr
+    assert ": lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more" in done.stderr
     texts = output.read_text().split("\n")
     assert len(texts) == len(lines) + 3
     assert [sentences_in(text) for text in texts] == [TOGETHER] * 12 + [0, 1, 0]

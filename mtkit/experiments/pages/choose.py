@@ -14,9 +14,10 @@ LEARNED = 90.0
 """Score from which a mechanism counts as able to do the task."""
 MADE = "Made by `python -m mtkit.experiments.pages.write` from [the results of the studies](../studies/README.md)."
 MARKS = (
-    f"+ better than `full`, - worse, = at most {MARGIN:g} points lower, ≡ computes the same at these lengths; without "
-    "a mark, that is open. Letters: the roles of its paper, which the mechanism has here: encoder (E), decoder (D), "
-    "attention to the source (C); `full` has the others."
+    f"- Marks: + is significantly better than `full`, - significantly worse, = with 95% confidence at most {MARGIN:g} "
+    "points lower. ≡ computes the same as `full` at these lengths. Without a mark, the results do not decide.",
+    "- Letters: each mechanism was in the roles of its paper, encoder (E), decoder (D), attention to the source (C). "
+    "The model had `full` in the other roles.",
 )
 
 
@@ -40,10 +41,11 @@ def choose_page(answers: Sequence[Question], longer: Question) -> str:
 
 
 def _legend(shown: Sequence[Question]) -> str:
-    """Return what the scores and marks mean."""
+    """Return the meanings of scores, marks and letters."""
     translated = [f"`{question.head}`" for question in shown if question.column == "chrF"]
     chrf = f" (chrF in {' and '.join(translated)})" * bool(translated)
-    return f"Scores: words at the right position in per cent{chrf}, means over seeds. {MARKS}"
+    scores = f"- Scores: the percentage of words at the right position{chrf}; means over seeds."
+    return "\n".join([*MARKS, scores])
 
 
 def _answers(shown: Sequence[Question]) -> list[tuple[str, ...]]:
@@ -60,7 +62,9 @@ def _answers(shown: Sequence[Question]) -> list[tuple[str, ...]]:
     times = {name: of[LENGTH] for name, of in speeds().items() if LENGTH in of}
     sound = sorted((name for name in times if not _worse(name, shown)), key=lambda name: -times[name])[:MOST]
     fastest = ", ".join(f"`{name}` {letters(name)} {_speed(times[name])}" for name in sound) or "none"
-    rows.append((f"a fast layer at {LENGTH:,} tokens, without a - in any test: times faster than `full`", "", fastest))
+    rows.append(
+        (f"a layer that is fast at {LENGTH:,} tokens, and no - in any test; times as fast as `full`", "", fastest)
+    )
     return rows
 
 
@@ -93,7 +97,7 @@ def _advice(shown: Sequence[Question], longer: Question) -> list[str]:
     better = [entry for entry in first.measured.values() if entry.mark == "+"]
     lines = [
         f"- **In doubt, take `full`.** On `{first.head}`, {len(better)} of the {len(first.measured) - 1} others are "
-        f"significantly better. Better in two tests or more and worse in none: {_often_better(shown)}.",
+        f"significantly better. In two tests or more better, and in none worse: {_often_better(shown)}.",
         f"- **Change the attention to the source last.** Of the {len(to_source)} mechanisms that replace it, "
         f"{sum(name in worse for name in to_source)} are worse than `full` on `{first.head}`, and of the "
         f"{len(others)} others, {sum(name in worse for name in others)}. `--encoder-attention` and "
@@ -142,7 +146,7 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
     lines = [
         f"- This is a scale model: {_trained(first)}, one learning rate. Sources are about 30 times shorter than "
         f"documents, and windows, blocks, strides and ranks are smaller too ([{first.study}.yaml]"
-        f"(../studies/{first.study}.yaml)). It shows what a pattern of attention learns, and how soon; it does not "
+        f"(../studies/{first.study}.yaml)). It shows what an attention learns, and how soon; it does not "
         "show the quality of translations. A mechanism that needs another rate or size is better than it looks here."
     ]
     for question in shown:
@@ -158,8 +162,13 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
             f" The study has {_trained(question)}; the mechanisms have their default options ([{question.study}.yaml]"
             f"(../studies/{question.study}.yaml))."
         )
-        own = models if question.study != first.study else ""
-        lines.append(f"- `{question.head}`: {seeds(question)}{found}.{own}")
+        result = f"`{question.head}`: {seeds(question)}{found}."
+        if question.study != first.study:
+            lines.append(f"- {result}{models}")
+        elif question is first:
+            lines.append(f"- {result}")
+        else:
+            lines[1] += f" {result}"
     missing = [
         f"{question.use}, {sum(len(entry.rows) for entry in question.measured.values())} trainings of {question.total} "
         f"entries (`mtkit compare --study {question.study}`{_minutes(question, shown)})"
@@ -167,14 +176,12 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
         if not question.complete
     ]
     lines += [f"- Not measured yet: {'; '.join(missing)}."] * bool(missing)
-    lines.append(
-        "- Tests and intervals are of seeds, with one variance for all mechanisms "
-        "([how](compare-statistics.md#many-entries-with-few-seeds))."
-    )
     return [
         *lines,
-        "- [claims.md](claims.md) compares the claim of each paper with these results; [cost.md](cost.md) "
-        "has speed and memory with equal work at 4,096 and 16,384 tokens, in the decoder too.",
+        "- Tests and intervals compare seeds, with one variance for all mechanisms "
+        "([how](compare-statistics.md#many-entries-with-few-seeds)). [claims.md](claims.md) compares the claim of each "
+        "paper with these results; [cost.md](cost.md) has speed and memory "
+        "with equal work at 4,096 and 16,384 tokens, in the decoder too.",
     ]
 
 
@@ -199,12 +206,13 @@ def _minutes(question: Question, shown: Sequence[Question]) -> str:
 
 def _columns() -> str:
     return (
-        f"Cost: growth with the length T. FLOPs: of one layer at {LENGTH:,} tokens, counted, with default options, "
-        "relative to `full`. Speed: how many times faster than `full` the layer is, forward and backward, in processor "
-        "time of one thread, in the encoder, or in the decoder for mechanisms without that role. State: memory that "
-        "decoding keeps per hypothesis after 100 tokens of the probes. In `mtkit attentions`, mechanisms without a - "
-        f"are good at long texts if their speed at {LENGTH:,} tokens is at least {FAST:g}, and at small state with "
-        f"at most {SAVING:.0%} of the state of `full`."
+        f"- Cost: growth with the length T. FLOPs: one layer at {LENGTH:,} tokens with default "
+        "options, counted, relative to `full`.\n"
+        "- Speed: forward and backward pass of a layer relative to `full`, so 2 is twice as fast; processor time of "
+        "one thread, in the encoder, or in the decoder for mechanisms without that role.\n"
+        "- State: memory that decoding keeps per hypothesis after 100 tokens, in the models of `select`. "
+        "`mtkit attentions` lists mechanisms without a - as good at long texts if their speed at "
+        f"{LENGTH:,} tokens is at least {FAST:g}, and at small state if it is at most {SAVING:.0%} of `full`'s."
     )
 
 

@@ -22,13 +22,16 @@ def claims_page(answers: Sequence[Question]) -> str:
         rows.append((f"`{name}`", claim.claim, claim.task or "none", *numbers, result))
     total = ", ".join(f"{counts[result]} {result}" for result in sorted(counts, key=lambda result: -counts[result]))
     parts = [
-        "# What the papers claim, and what was seen here",
+        "# Claims of the papers, compared with results here",
         f"{MADE} Of {len(rows) - 1} claims: {total}.",
-        f"The verdict is computed. Held: better than `full` (p < {LEVEL:g}, corrected), or, if the claim is equal "
-        f"quality at a lower cost, with 95% confidence at most {MARGIN:g} points lower. Contradicted: worse "
-        f"(p < {LEVEL:g}, corrected), with at least {SEEDS} seeds. Not seen at this size: any other result. Not "
-        "measured: the task has no complete results yet, or no task here would show it. Models and tasks are small, "
-        "and most papers trained large ones; [choose.md](choose.md) explains the scores and their marks.",
+        "The verdict is computed from the score in the nearest task:\n\n"
+        f"- held: better than `full` (p < {LEVEL:g}, corrected), or, if the claim is equal quality at a lower cost, "
+        f"with 95% confidence at most {MARGIN:g} points lower;\n"
+        f"- contradicted: worse (p < {LEVEL:g}, corrected), with at least {SEEDS} seeds;\n"
+        "- not seen at this size: any other result;\n"
+        "- not measured: the task has no complete results yet, or no task here would show it.\n\n"
+        "Models and tasks here are small, and most papers trained large models. [choose.md](choose.md) explains the "
+        "scores and their marks.",
         markdown(rows, left=(0, 1, 2, 5)),
     ]
     return "\n\n".join(parts) + "\n"

@@ -55,7 +55,7 @@ class Question:
 
 
 SELECT = Question(
-    "few words count: 8 symbols among 16 to 32 (`selective-copy`)",
+    "few words count: 8 symbols among 16 to 32 (`select`: the task selective-copy)",
     "select",
     "selection",
     "probes",
@@ -65,10 +65,14 @@ SELECT = Question(
 QUESTIONS = (
     SELECT,
     replace(
-        SELECT, use="sources twice as long as in training", head="select 2x", good="length", column="token@test-2x"
+        SELECT,
+        use="the same in sources twice as long as in training (`select 2x`)",
+        head="select 2x",
+        good="length",
+        column="token@test-2x",
     ),
     Question(
-        "short sources, every word counts: 5 to 20 symbols (`sort`)",
+        "short sources, every word counts: 5 to 20 symbols (`sort`: the task sort)",
         "sort",
         "sorting",
         "probes",
@@ -76,7 +80,7 @@ QUESTIONS = (
         "token",
     ),
     Question(
-        "short sentences, little data: 29,000 captions (`sentences`)",
+        "short sentences, little data: 29,000 captions of Multi30k (`captions`)",
         "captions",
         "captions",
         "sentences",

@@ -22,11 +22,12 @@ def slow_page(question: Question, longer: Question) -> str:
         scores = (score(entry), *([score(later.get(entry.name))] if later else []))
         rows.append((f"`{entry.name}`", letters(entry.name), *scores, why[entry.name].low or ""))
     parts = [
-        "# Slow, or unable?",
+        "# Mechanisms that learn slowly",
         MADE,
-        f"Mechanisms that are worse than `full` on `{question.head}` of [choose.md](choose.md), which has the marks. "
-        + (f"Scores after {updates(longer)} updates: {seeds(longer)}. " if later else "")
-        + "The reasons follow from the equations, which `mtkit attentions NAME` shows.",
+        f"These mechanisms are worse than `full` in the column `{question.head}` of [choose.md](choose.md), which "
+        "explains scores, marks and letters. "
+        + (f"The scores after {updates(longer)} updates have {seeds(longer)}. " if later else "")
+        + "The reasons follow from the equations; `mtkit attentions NAME` names the paper.",
         markdown(rows, left=(0, 1, len(rows[0]) - 1)),
     ]
     return "\n\n".join(parts) + "\n"

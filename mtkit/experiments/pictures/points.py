@@ -12,7 +12,7 @@ PERCENT = ("BLEU", "chrF", "exact", "token")
 """Metrics from 0 to 100, higher is better."""
 LOWER = ("TER", "loss")
 """Metrics whose lower values are better. The other metrics are better when higher."""
-NAMES = {"exact": "exact match", "token": "token accuracy"}
+NAMES = {"exact": "exact match", "token": "token match"}
 TITLES = {"loss": "loss in nats per target token"}
 """Names of metrics in text, and titles of their axes, if they differ."""
 BEST = 102.0

@@ -12,7 +12,7 @@ def page() -> str:
 def test_the_page_names_the_best_and_the_worst(results: Path) -> None:
     text = page()
     assert "1000 updates of Muon with 512 tokens per batch" in text.replace("1,000", "1000")
-    (line,) = (line for line in text.splitlines() if "`selective-copy`); `full` has 90.0" in line)
+    (line,) = (line for line in text.splitlines() if "(`select`: the task selective-copy); `full` has 90.0" in line)
     _, _, best, cheap, _ = (cell.strip() for cell in line.split("|"))
     assert best.startswith("`band` ED 97.0 +, `full` EDC 90.0, ")
     assert cheap.startswith("`band` ED 97.0 +, ")
@@ -23,12 +23,12 @@ def test_the_page_names_the_best_and_the_worst(results: Path) -> None:
     assert "Of the 26 mechanisms that replace it, 2 are worse than `full` on `select`, and of the 52 others, 0." in text
     # a step of 1 around 90 is 1 / 60 of a radian, so the interval ends 1.99 / 2 / 60 radian, or 1.0 points, from 90
     assert "2 seeds; 3 of 78 differences to `full` (90.0, 95% interval 89.0 to 91.0) are significant" in text
-    assert "(`sort`), 0 trainings of 79 entries (`mtkit compare --study probes`; a seed" in text
+    assert "(`sort`: the task sort), 0 trainings of 79 entries (`mtkit compare --study probes`; a seed" in text
     assert "a seed of all takes about 118 minutes" in text  # 79 times 1.5
 
 
 def test_the_fastest_are_mechanisms_that_are_not_worse(results: Path) -> None:
-    (line,) = (line for line in page().splitlines() if line.startswith("| a fast layer at 2,048 tokens"))
+    (line,) = (line for line in page().splitlines() if line.startswith("| a layer that is fast at 2,048 tokens"))
     assert line.split("|")[3].strip() == "`band` ED 12, `full` EDC 1"  # topk is faster, and has a -
 
 
@@ -56,5 +56,5 @@ def test_a_task_with_one_seed_has_no_marks(results: Path) -> None:
     write_rows(results / "probes.jsonl", rows_of({name: [80.0] for name in names}, "sort"))
     (results / "probes.jsonl").write_text(copied + (results / "probes.jsonl").read_text())
     text = page()
-    assert "- `sort`: 1 seed, no test" in text
-    assert "(`sort`); `full` has 80.0 | `full` EDC 80.0, " in text.replace("  ", "")
+    assert " `sort`: 1 seed, no test" in text
+    assert "(`sort`: the task sort); `full` has 80.0 | `full` EDC 80.0, " in text.replace("  ", "")

@@ -23,4 +23,4 @@ def test_slow_mechanisms_have_their_score_after_more_updates(results: Path) -> N
         ["`full`", "EDC", "90.0", "89.0"],
     ]
     assert [bool(row[-1]) for row in rows()] == [True, True, False]
-    assert "Scores after 3,000 updates: 1 seed." in slow_page(answer()[0], answer([LONGER])[0])
+    assert "The scores after 3,000 updates have 1 seed." in slow_page(answer()[0], answer([LONGER])[0])
