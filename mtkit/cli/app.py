@@ -5,6 +5,7 @@ import io
 import os
 import re
 import sys
+from contextlib import suppress
 from keyword import iskeyword
 from typing import Annotated, Any, NoReturn
 
@@ -129,7 +130,10 @@ def _exit(code: int, message: str | None = None) -> NoReturn:
     """Print a message and exit. Output that cannot be written is dropped: Python would retry it and exit with 120."""
     if message is not None and sys.stderr is not None:  # print would use standard output instead of None
         message = re.sub(r"[^\s/]{256,}", lambda word: cut(word[0]), message)  # longer than any file name
-        print(f"mtkit: {message}", file=sys.stderr)
+        try:
+            print(f"mtkit: {message}", file=sys.stderr)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     try:
         if sys.stdout is not None:  # None if the shell has closed it
             sys.stdout.flush()
@@ -157,4 +161,9 @@ def _check_words(words: list[str]) -> None:
             word.encode()
         except UnicodeEncodeError as error:
             shown = word.encode(errors="replace").decode()
+            with suppress(UnicodeDecodeError):
+                os.fsencode(word).decode()
+                raise MtkitError(
+                    f"{shown} is UTF-8, and Python reads names as {sys.getfilesystemencoding()}; set LC_ALL=C.UTF-8"
+                ) from error
             raise MtkitError(f"{shown} is not UTF-8; rename that file, or give a link to it") from error

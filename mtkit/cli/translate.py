@@ -215,7 +215,7 @@ def translate(
     outputs = [path for path in (output, alignments) if path is not None]
     read = (input_file, target, document_ids, prefix, recipe, glossary)
     check_outputs(outputs, [path for path in read if path is not None])
-    check_standard_output(output, {"--input": input_file, "--target": target})
+    check_standard_output(output, {"--input": input_file, "--target": target}, prints=bool(input or target))
     if join and input_file is not None:
         join_parts(input_file, outputs)
         return

@@ -74,8 +74,14 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
         refuse(in_parts, "{option} is for translations that the run finds; leave --target out")
 
 
-def check_standard_output(output: Path | None, read: Mapping[str, Path | None]) -> None:
-    """Raises: MtkitError if the shell appends standard output to a file that is read, which would never end."""
+def check_standard_output(output: Path | None, read: Mapping[str, Path | None], *, prints: bool) -> None:
+    """Check standard output if there is no `output`; `prints` says whether it then gets the lines.
+
+    Raises: MtkitError if it is closed and gets them, and if the shell appends it to a file that is read, which would
+    never end.
+    """
+    if sys.stdout is None and output is None and prints:
+        raise MtkitError("standard output is closed; give --output FILE")
     try:
         stdout = os.fstat(sys.stdout.fileno())
     except (OSError, ValueError, AttributeError):  # it is closed, or no file

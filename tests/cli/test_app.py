@@ -196,6 +196,21 @@ def test_a_name_that_is_no_utf_8_is_one_line(tmp_path: Path) -> None:
     assert result.stderr == b"mtkit: d? is not UTF-8; rename that file, or give a link to it\n"
 
 
+def test_a_locale_without_the_letters_of_a_name_is_named(tmp_path: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "mtkit", "prepare", "--data", "dä"]
+    result = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path, env=os.environ | ascii_only)
+    assert result.returncode == 2
+    assert result.stderr == b"mtkit: d?? is UTF-8, and Python reads names as ascii; set LC_ALL=C.UTF-8\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_mistake_whose_message_does_not_fit_keeps_its_code() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "mtkit", "train", "--nme", "x"]
+        assert subprocess.run(command, stderr=full, check=False).returncode == 2
+
+
 def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     commands = [["prepare", "--data", "loop"], ["train", "--data", "loop"], ["train", "--recipe", "loop"]]

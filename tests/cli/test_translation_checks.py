@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mtkit.cli.translation import check_standard_output
 from mtkit.errors import MtkitError
 from tests.cli.test_translate import typed
 from tests.decoding.trained import make_run
@@ -35,6 +36,14 @@ def test_word_scores_are_for_given_translations() -> None:
 def test_ids_of_documents_say_nothing_of_lines_alone() -> None:
     with pytest.raises(MtkitError, match="--document-ids selects lines to translate together; leave it out with"):
         typed("--input", "a", "--document-ids", "ids", "--sentences")
+
+
+def test_closed_standard_output_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(MtkitError, match="standard output is closed; give --output FILE"):
+        check_standard_output(None, {}, prints=True)
+    check_standard_output(None, {}, prints=False)
+    check_standard_output(Path("out"), {}, prints=True)
 
 
 def test_given_translations_are_scored_in_batches_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
