@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SHOWN = 3
 """Source pieces in a row of the table: those with the largest weights."""
 
-NO_FONT = " (letters without an installed font are boxes)"
+NO_FONT = " (letters without an installed font are boxes; install one, e.g. apt-get install fonts-noto-cjk)"
 
 
 def align(

@@ -20,7 +20,7 @@ def import_(
         str | None, Option(metavar="DE", help="Target language.  [default: as in tokenizer_config.json]")
     ] = None,
 ) -> None:
-    """Make a run of a Marian model (OPUS-MT and models fine-tuned from it).
+    """Import a Marian model, such as OPUS-MT, as a run.
 
     The folder has config.json, weights as safetensors, source.spm, target.spm and vocab.json. In float32, the run
     gives the same tokens as the model. All commands accept it like a trained run. If the weights are a pickle, the

@@ -31,7 +31,7 @@ plot = typer.Typer(invoke_without_command=True)
 
 @plot.callback()
 def _plot(context: typer.Context) -> None:
-    """Draw attention, output distributions, position encodings, and what heads have learned.
+    """Draw attention, outputs, positions and learned heads.
 
     \b
     Examples:

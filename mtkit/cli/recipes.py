@@ -24,7 +24,7 @@ Which = Annotated[Path, Argument(metavar="RECIPE", help="Recipe: a name from `mt
 
 @recipes.callback()
 def _recipes(context: typer.Context) -> None:
-    """List the recipes, show one, print their schema, or check the scores that a recipe promises.
+    """List the recipes, show one, or check its promised scores.
 
     The list shows each recipe with the scores it promises and the scores it reached. The other commands read a recipe
     with `--recipe NAME`. The environment variable MTKIT_DATA names the folder of their corpora.

@@ -317,13 +317,15 @@ def _check_size(settings: DataSettings, pairs: int | None, left_out: dict[str, i
 
 
 def _join_changes(changes: Sequence[str]) -> str:
-    """Join differences for a message; different fingerprints of an input mean other content."""
-    return "; ".join(
-        f"{change.split(':')[0].removeprefix('inputs.')}: other content"
-        if change.startswith("inputs.")
-        else change.removeprefix("settings.")
-        for change in changes
-    )
+    """Join differences for a message; fingerprints of inputs and groups of settings are only named."""
+    lines = []
+    for change in changes:
+        name, _, values = change.partition(": ")
+        if name.startswith("inputs."):
+            lines.append(f"{name.removeprefix('inputs.')}: other content")
+        else:
+            lines.append(f"{name.removeprefix('settings.')}: {'other settings' if '{' in values else values}")
+    return "; ".join(lines)
 
 
 def _fingerprint(identity: dict[str, Any], tokenizer: Path) -> str:

@@ -137,7 +137,7 @@ def draw_heads(heads: Heads, title: str, path: Path) -> None:
         raise MtkitError(f"a picture of {size[0]:.0f} x {size[1]:.0f} inches is too large to draw; use --json")
     figure = Figure(figsize=size, layout="constrained")
     if any(panel.centred for panel in panels):
-        title += "\ncosts in grey are within two standard errors of 0"
+        title += "\ncosts in brackets are within two standard errors of 0"
     figure.suptitle(title, fontsize=10)
     grid = figure.subplots(len(panels), len(roles), squeeze=False, height_ratios=[height + 0.5 for height in heights])
     for row, panel in zip(grid, panels, strict=True):
@@ -180,11 +180,10 @@ def _draw_scalars(axes: Any, panel: _Panels, stack: Sequence[tuple[LayerHeads, T
         for head, number in enumerate(table[row].tolist()):
             if not isnan(number):
                 light = sum(image.cmap(image.norm(number))[:3]) > 1.6
-                colour = "black" if light else "white"
-                if panel.centred and _is_noise(layer, head, number):
-                    colour = "#999999"
                 text = f"{number:.{digits}f}"
-                axes.text(head, row, text, ha="center", va="center", fontsize=6.5, color=colour)
+                if panel.centred and _is_noise(layer, head, number):
+                    text = f"({text})"
+                axes.text(head, row, text, ha="center", va="center", fontsize=6.5, color="black" if light else "white")
     return image
 
 

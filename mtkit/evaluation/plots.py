@@ -6,9 +6,11 @@ Plots of attention weights: keys on the x axis, queries on the y axis, darker fo
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import east_asian_width
 
 from mtkit.errors import MtkitError
 from mtkit.storage.files import writing
@@ -122,6 +124,8 @@ SMALL_CELL = 0.16
 """Cell width and height in a plot of all layers and heads, in inches."""
 STEP_WIDTH, STEP_HEIGHT = 0.95, 0.42
 """Cell width and height in a plot of output distributions, in inches."""
+PIECE_WIDTH = 12
+"""Letters that fit into such a cell; a wide letter, such as a Chinese one, counts as two."""
 LARGEST = 300.0
 """Maximum width and height in inches: matplotlib draws 100 pixels per inch, at most 65,536."""
 MOST = 22_500.0
@@ -217,14 +221,14 @@ def draw_steps(steps: "Sequence[Step]", path: Path) -> bool:
     families = font_families([piece for step in steps for piece in (step.piece, *(name for name, _ in step.top))])
     style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "fontfamily": families, "parse_math": False}
     for place, (step, other) in enumerate(zip(steps, rest, strict=True)):
-        cells = [*((f"{name}\n{value:.2f}", value) for name, value in step.top), (f"{other:.2f}", other)]
+        cells = [*((f"{_short(name)}\n{value:.2f}", value) for name, value in step.top), (f"{other:.2f}", other)]
         for rank, (text, value) in enumerate(cells):
             axes.text(place, rank, text, color="white" if value > 0.55 else "black", **style)
         names = [name for name, _ in step.top]
         if step.piece in names:
             corner = (place - 0.48, names.index(step.piece) - 0.48)
             axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor=VALIDATION, linewidth=1.5))
-    heads = [step.piece if step.rank <= ranks else f"{step.piece} (rank {step.rank})" for step in steps]
+    heads = [_short(step.piece) + f"\n(rank {step.rank})" * (step.rank > ranks) for step in steps]
     axes.set_xticks(range(len(steps)), heads, fontfamily=families, parse_math=False)
     axes.set_yticks(range(ranks + 1), [*(str(rank) for rank in range(1, ranks + 1)), "others"])
     axes.set_ylabel("rank")
@@ -232,6 +236,13 @@ def draw_steps(steps: "Sequence[Step]", path: Path) -> bool:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return save_figure(figure, path)
+
+
+def _short(piece: str) -> str:
+    """Return the piece, or its beginning with an ellipsis if it is wider than a cell."""
+    widths = accumulate(2 if east_asian_width(letter) in "WF" else 1 for letter in piece)
+    fits = sum(width <= PIECE_WIDTH for width in widths)
+    return piece if fits == len(piece) else f"{piece[: fits - 1]}\u2026"
 
 
 def _draw_map(

@@ -55,11 +55,11 @@ def test_layers_go_down_and_heads_across(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ]
     (axes,) = panels(heads(*costs), monkeypatch, tmp_path / "a.png")
     assert axes.images[0].get_array().flatten().tolist() == pytest.approx([0.1, -0.2, 0.2, -0.2])
-    assert [(text.get_text(), text.get_color() == "#999999") for text in axes.texts] == [
-        ("0.100", False),
-        ("-0.200", True),
-        ("0.200", False),
-        ("-0.200", True),
+    assert [text.get_text() for text in axes.texts] == [
+        "0.100",
+        "(-0.200)",
+        "0.200",
+        "(-0.200)",
     ]
     assert axes.images[0].get_clim() == pytest.approx((-0.2, 0.2))
 

@@ -5,7 +5,7 @@ import pytest
 
 from mtkit.decoding.output_steps import Step
 from mtkit.errors import MtkitError
-from mtkit.evaluation.plots import draw_steps
+from mtkit.evaluation.plots import _short, draw_steps
 
 
 def drawn(steps: list[Step], path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -31,7 +31,7 @@ def test_the_piece_of_the_translation_has_a_frame(tmp_path: Path, monkeypatch: p
 def test_a_row_of_others_and_ranks_beyond_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     axes = drawn([Step("z", 0.01, 9, 1.0, (("a", 0.5), ("b", 0.25)))], tmp_path / "a.png", monkeypatch)
     assert axes.images[0].get_array().tolist() == [[0.5], [0.25], [0.25]]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["z (rank 9)"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["z\n(rank 9)"]
     assert [text.get_text() for text in axes.texts] == ["a\n0.50", "b\n0.25", "0.25"]
 
 
@@ -39,3 +39,9 @@ def test_too_many_steps_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(MtkitError, match="a picture of 400 pieces is too large to draw; give a shorter text"):
         draw_steps([Step("z", 1.0, 1, 0.0, (("z", 1.0),))] * 400, tmp_path / "a.png")
+
+
+def test_a_piece_wider_than_its_cell_is_cut() -> None:
+    assert _short("m" * 12) == "m" * 12
+    assert _short("m" * 13) == "m" * 11 + "\u2026"
+    assert _short("\u5e74" * 7) == "\u5e74" * 5 + "\u2026"
