@@ -18,7 +18,8 @@ from mtkit.decoding.translated_text import with_translations
 from mtkit.decoding.translator import Translator
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
-from mtkit.evaluation.scores import METRICS, RESAMPLES, Score, score_corpus
+from mtkit.evaluation.metrics import METRICS
+from mtkit.evaluation.scores import RESAMPLES, Score, score_corpus
 from mtkit.experiments.cluster import Cluster
 from mtkit.experiments.compare import Children, outcome_of
 from mtkit.experiments.compare import compare as run_trials

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.base import Score as SacrebleuScore
 
 from mtkit.errors import DataError, MtkitError
+from mtkit.evaluation.metrics import CountedMetric, metric_names
 from mtkit.evaluation.plots import save_figure
-from mtkit.evaluation.scores import RESAMPLES, CountedMetric, Score, metric_names, with_intervals
+from mtkit.evaluation.scores import RESAMPLES, Score, with_intervals
 from mtkit.evaluation.statistics import LengthRow, Statistics, gather, in_buckets
 from mtkit.evaluation.systems import SystemTexts
 from mtkit.evaluation.word_links import link_pairs, terms_of

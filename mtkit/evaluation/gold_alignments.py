@@ -18,8 +18,8 @@ from sacrebleu.metrics.base import Score as SacrebleuScore
 from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError
+from mtkit.evaluation.metrics import CountedMetric
 from mtkit.evaluation.report import SURE, difference_cells
-from mtkit.evaluation.scores import CountedMetric
 from mtkit.evaluation.significance import TESTS, Comparison, compare_systems
 from mtkit.evaluation.statistics import Statistics
 from mtkit.terminal import ProgressBar, aligned, silent

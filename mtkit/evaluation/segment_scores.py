@@ -20,7 +20,8 @@ from sacrebleu.metrics.base import Score as SacrebleuScore
 from sacrebleu.metrics.base import Signature
 
 from mtkit.errors import DataError, MtkitError, shown
-from mtkit.evaluation.scores import ALL_METRICS, MEAN, CountedMetric
+from mtkit.evaluation.metrics import ALL_METRICS, CountedMetric
+from mtkit.evaluation.scores import MEAN
 from mtkit.evaluation.statistics import Numbers, Statistics
 from mtkit.evaluation.systems import SystemTexts, Translated
 from mtkit.terminal import stderr_is_terminal

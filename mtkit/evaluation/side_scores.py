@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from mtkit.evaluation.documents import DocumentScores, PositionRow, document_rows, document_scores, joined
-from mtkit.evaluation.scores import METRICS, RESAMPLES, doubt, missing_tokenizer, named_metrics, told_apart
+from mtkit.evaluation.metrics import METRICS, missing_tokenizer
+from mtkit.evaluation.scores import RESAMPLES, doubt, named_metrics, told_apart
 from mtkit.evaluation.segment_scores import added_scores, comet_command
 from mtkit.evaluation.significance import TESTS, Comparison, compare_systems
 from mtkit.evaluation.statistics import LengthRow, Statistics, by_length, gather

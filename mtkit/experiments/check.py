@@ -20,8 +20,8 @@ from mtkit.decoding.held_out import held_out, unusual
 from mtkit.decoding.translated_text import with_translations
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DiffersError, MtkitError, RecipeError
+from mtkit.evaluation.metrics import metric_names
 from mtkit.evaluation.report import side_object
-from mtkit.evaluation.scores import metric_names
 from mtkit.evaluation.side_scores import SideScores, score_side
 from mtkit.evaluation.systems import run_sides
 from mtkit.recipe import Recipe, load_recipe

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mtkit.errors import MtkitError, did_you_mean, shown
-from mtkit.evaluation.scores import ALL_METRICS, make_metric
+from mtkit.evaluation.metrics import ALL_METRICS, make_metric
 from mtkit.evaluation.seeds import Summary, Tested, differences, score_seeds, summarise, summary_of
 from mtkit.evaluation.statistics import Statistics
 from mtkit.experiments.folder import Folder

@@ -9,7 +9,7 @@ from mtkit.decoding.alignment_heads import Heads, heads_of
 from mtkit.decoding.translator import Translator
 from mtkit.decoding.word_alignment import pharaoh
 from mtkit.errors import MtkitError
-from mtkit.evaluation.scores import make_metric
+from mtkit.evaluation.metrics import make_metric
 from mtkit.evaluation.systems import Translated, read_texts
 from mtkit.runs import Run
 from mtkit.storage.files import json_text

@@ -10,7 +10,7 @@ import numpy as np
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
-from mtkit.evaluation.scores import missing_tokenizer
+from mtkit.evaluation.metrics import missing_tokenizer
 from mtkit.memory import OOM_ERRORS, forget_peak, in_words, is_oom, peak_bytes
 from mtkit.model.adaptation import frozen_state, train_in_part, trained_names
 from mtkit.model.build import build_model, describe_attention

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from sacrebleu.metrics import BLEU
 
-from mtkit.evaluation import scores
-from mtkit.evaluation.scores import doubt, missing_tokenizer, score_corpus
+from mtkit.evaluation import metrics
+from mtkit.evaluation.metrics import missing_tokenizer
+from mtkit.evaluation.scores import doubt, score_corpus
 from mtkit.evaluation.side_scores import score_side
 from mtkit.evaluation.systems import Translated
 from mtkit.text.languages import installed_tokenizer
@@ -138,7 +139,7 @@ def _forgotten() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_forgotten")
 def test_without_its_dictionary_a_language_is_scored_by_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scores, "BLEU", _Missing)
+    monkeypatch.setattr(metrics, "BLEU", _Missing)
     monkeypatch.setattr("sacrebleu.metrics.BLEU", _Missing)
     assert installed_tokenizer("ja") == installed_tokenizer("kor_Hang") == "char"
     assert installed_tokenizer("zh") == "zh"

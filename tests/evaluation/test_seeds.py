@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from mtkit.errors import MtkitError
-from mtkit.evaluation.scores import ALL_METRICS, named_metrics, wilson, with_intervals
+from mtkit.evaluation.metrics import ALL_METRICS
+from mtkit.evaluation.scores import named_metrics, wilson, with_intervals
 from mtkit.evaluation.seeds import differences, holm, score_seeds, summarise, summary_of
 from mtkit.evaluation.statistics import Statistics, gather
 from tests.evaluation.test_statistics import corpus

@@ -4,7 +4,8 @@ import pytest
 from sacrebleu.significance import PairedTest
 
 from mtkit.errors import MtkitError
-from mtkit.evaluation.scores import ALL_METRICS, named_metrics, score_corpus
+from mtkit.evaluation.metrics import ALL_METRICS
+from mtkit.evaluation.scores import named_metrics, score_corpus
 from mtkit.evaluation.significance import compare_systems
 from mtkit.evaluation.statistics import Statistics, gather
 from tests.evaluation.test_statistics import corpus

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mtkit.evaluation import statistics
-from mtkit.evaluation.scores import ALL_METRICS, named_metrics, score_corpus
+from mtkit.evaluation.metrics import ALL_METRICS
+from mtkit.evaluation.scores import named_metrics, score_corpus
 from mtkit.evaluation.statistics import Statistics, gather, resample, resampled_values, shuffle
 
 

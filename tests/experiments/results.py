@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mtkit.evaluation.scores import make_metric
+from mtkit.evaluation.metrics import make_metric
 from mtkit.evaluation.statistics import gather
 
 SEGMENTS = 8

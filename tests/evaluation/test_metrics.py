@@ -5,8 +5,9 @@ from urllib.error import URLError
 import pytest
 
 from mtkit.errors import MtkitError
-from mtkit.evaluation import scores
-from mtkit.evaluation.scores import ExactMatch, make_metric, metric_names, score_corpus
+from mtkit.evaluation import metrics
+from mtkit.evaluation.metrics import ExactMatch, make_metric, metric_names
+from mtkit.evaluation.scores import score_corpus
 
 
 def test_names_are_found_whatever_their_case_and_taken_once() -> None:
@@ -54,6 +55,6 @@ def test_a_tokenizer_that_cannot_be_downloaded_is_one_line(monkeypatch: pytest.M
     def offline(*given: object, **options: object) -> None:
         raise URLError("no network")
 
-    monkeypatch.setattr(scores, "BLEU", type("Offline", (), {"TOKENIZERS": ["flores200"], "__new__": offline}))
+    monkeypatch.setattr(metrics, "BLEU", type("Offline", (), {"TOKENIZERS": ["flores200"], "__new__": offline}))
     with pytest.raises(MtkitError, match=r"cannot use the tokenizer 'flores200' here: .*no network"):
         make_metric("BLEU", tokenize="flores200")

@@ -6,7 +6,8 @@ from itertools import zip_longest
 import pytest
 
 import mtkit
-from mtkit.evaluation.scores import TokenMatch, metric_names, score_corpus
+from mtkit.evaluation.metrics import TokenMatch, metric_names
+from mtkit.evaluation.scores import score_corpus
 
 
 def token(hypotheses: list[str], *references: list[str], lowercase: bool = False) -> float:
