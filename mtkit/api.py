@@ -20,9 +20,10 @@ from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.evaluation.metrics import METRICS
 from mtkit.evaluation.scores import RESAMPLES, Score, score_corpus
+from mtkit.experiments.children import Children
 from mtkit.experiments.cluster import Cluster
-from mtkit.experiments.compare import Children, outcome_of
 from mtkit.experiments.compare import compare as run_trials
+from mtkit.experiments.compare import outcome_of
 from mtkit.experiments.entries import split
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.outputs import write_outputs

@@ -24,7 +24,7 @@ from mtkit.decoding.alignment import align
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.scores import score_corpus
-from mtkit.experiments.compare import Children
+from mtkit.experiments.children import Children
 from mtkit.experiments.folder import Folder
 from mtkit.recipe import make_recipe, merged
 from mtkit.runs import Run

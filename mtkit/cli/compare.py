@@ -216,9 +216,10 @@ def _run(
     from tqdm import tqdm
 
     from mtkit.device import find_device
+    from mtkit.experiments.children import Children
     from mtkit.experiments.cluster import Cluster
-    from mtkit.experiments.compare import Children, outcome_of
     from mtkit.experiments.compare import compare as run
+    from mtkit.experiments.compare import outcome_of
     from mtkit.experiments.outputs import write_outputs
     from mtkit.experiments.pruning import Pruning
     from mtkit.experiments.setup import data_folders, set_up

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, Self
 
 from mtkit.errors import MtkitError
-from mtkit.experiments.compare import SAVING_SECONDS, child_command, how_ended, last_step, package_root, signals_to
+from mtkit.experiments.children import SAVING_SECONDS, child_command, how_ended, last_step, package_root, signals_to
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.trials import Trial
 from mtkit.storage.files import inside, write_text

@@ -10,7 +10,8 @@ from mtkit.data.encode import usable_cores
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
 from mtkit.errors import DataError, MtkitError
-from mtkit.experiments.compare import Children, Show, compare
+from mtkit.experiments.children import Children
+from mtkit.experiments.compare import Show, compare
 from mtkit.experiments.entries import Entry
 from mtkit.experiments.folder import Folder, read_rows
 from mtkit.experiments.rows import TRIAL_KEYS, is_measured

@@ -29,7 +29,7 @@ from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import doubt, named_metrics, told_apart, with_intervals
 from mtkit.evaluation.statistics import gather
-from mtkit.experiments.compare import DECODING
+from mtkit.experiments.children import DECODING
 from mtkit.experiments.entries import family
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.rows import curve

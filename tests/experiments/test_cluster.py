@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from mtkit.errors import MtkitError
+from mtkit.experiments.children import package_root
 from mtkit.experiments.cluster import Cluster, _look
-from mtkit.experiments.compare import compare, package_root
+from mtkit.experiments.compare import compare
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.table import build
 from mtkit.version import __version__
@@ -135,7 +136,8 @@ def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
     script = """
 import pickle, sys
 from mtkit.experiments.cluster import Cluster, _look
-from mtkit.experiments.compare import compare, package_root
+from mtkit.experiments.children import package_root
+from mtkit.experiments.compare import compare
 folder, plan, data, address = pickle.load(sys.stdin.buffer)
 with Cluster(folder, "auto", None, address) as cluster:
     compare(folder, plan, data, cluster, show=str, done=str)

@@ -10,7 +10,8 @@ from filelock import FileLock, Timeout
 
 from mtkit.errors import MtkitError
 from mtkit.experiments import compare as comparing
-from mtkit.experiments.compare import Children, compare
+from mtkit.experiments.children import Children
+from mtkit.experiments.compare import compare
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.trials import Plan, Trial
 from tests.experiments.busy import ENDLESS, SignalWhenBusy

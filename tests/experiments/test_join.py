@@ -5,7 +5,8 @@ import pytest
 
 from mtkit.errors import MtkitError
 from mtkit.experiments import compare as comparing
-from mtkit.experiments.compare import Children, compare
+from mtkit.experiments.children import Children
+from mtkit.experiments.compare import compare
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.join import Reproduced, join, reproduce
 from mtkit.experiments.table import build

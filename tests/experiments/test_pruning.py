@@ -9,7 +9,8 @@ import pytest
 
 from mtkit.errors import MtkitError
 from mtkit.experiments import compare as comparing
-from mtkit.experiments.compare import Children, compare
+from mtkit.experiments.children import Children
+from mtkit.experiments.compare import compare
 from mtkit.experiments.folder import Folder, read_rows
 from mtkit.experiments.join import reproduce
 from mtkit.experiments.pruning import Pruning, is_worse

@@ -13,7 +13,8 @@ import torch
 
 from mtkit.evaluation.scores import score_corpus
 from mtkit.evaluation.systems import read_texts, run_sides
-from mtkit.experiments.compare import Children, compare
+from mtkit.experiments.children import Children
+from mtkit.experiments.compare import compare
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.run import run_trial
 from mtkit.experiments.study import Study
