@@ -34,6 +34,7 @@ from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, load_recipe, make_recipe, merged, overridden
 from mtkit.recipe.settings import with_method
 from mtkit.runs import find_run, initial_run, named_run, resumable_folder, run_folder
+from mtkit.terminal import Say, quiet
 from mtkit.text.text_files import Lines
 from mtkit.text.tokenizer import EOS
 from mtkit.training.loop import train as run_training
@@ -173,7 +174,7 @@ def prepare(
     *,
     overwrite: bool = False,
     workers: int | None = None,
-    say: Callable[[str], object] = lambda message: None,
+    say: Say = quiet,
 ) -> Report:
     """Prepare the data of the recipe's section `data`, as `mtkit prepare` does.
 
@@ -197,7 +198,7 @@ def train(
     name: str | None = None,
     init_from: Path | str | None = None,
     device: str = "auto",
-    say: Callable[[str], None] = lambda message: None,
+    say: Say = quiet,
 ) -> Outcome:
     """Train the recipe's model on prepared data, or resume its training, as `mtkit train` does.
 
@@ -225,7 +226,7 @@ def compare(
     ray: str | None = None,
     device: str = "auto",
     threads: int | None = None,
-    say: Callable[[str], object] = lambda line: None,
+    say: Say = quiet,
     **settings: Any,
 ) -> list[dict[str, Any]]:
     """Train and compare entries as `mtkit compare` does; return a flat record per entry and task, the best first.
@@ -271,7 +272,7 @@ def compare(
             plan,
             data,
             runner,
-            show=lambda line: None,
+            show=quiet,
             done=lambda name: say(outcome_of(folder, name)),
             pruning=Pruning(chosen, folder),
         )

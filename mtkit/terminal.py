@@ -1,12 +1,19 @@
-"""Text for people: tables for the terminal and in Markdown, shortened lines, and the interface of progress bars."""
+"""Text for people: messages, tables for the terminal and in Markdown, shortened lines, and progress bars."""
 
 import os
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 Rows = Sequence[Sequence[str]]
+
+Say = Callable[[str], object]
+"""Function that prints one line for the user."""
+
+
+def quiet(message: str) -> None:
+    """Print nothing."""
 
 
 def stderr_is_terminal() -> bool:

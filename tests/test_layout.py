@@ -31,7 +31,7 @@ BELOW = {
     "terminal": set(),
     "device": {"errors"},
     "memory": {"errors"},
-    "storage": {"errors"},
+    "storage": {"errors", "terminal"},
     "recipe": FOUNDATION,
     "text": TEXT,
     "attention": FOUNDATION,

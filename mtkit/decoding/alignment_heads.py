@@ -7,7 +7,6 @@ target piece should lie on the source piece that translates it by IBM Model 1 (`
 """
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from mtkit.model.network import Network
 from mtkit.runs import Run
 from mtkit.storage.files import digest, inside, write_json
 from mtkit.storage.records import read_stored
-from mtkit.terminal import ProgressBar, silent
+from mtkit.terminal import ProgressBar, Say, quiet, silent
 from mtkit.text.tokenizer import EOS, Tokenizers
 
 FILE = "heads.json"
@@ -91,7 +90,7 @@ def heads_for(
     checkpoint: str,
     folder: Path,
     *,
-    say: Callable[[str], object] = lambda message: None,
+    say: Say = quiet,
     progress: ProgressBar = silent,
 ) -> Heads:
     """The stored heads for a checkpoint of the run; at first use they are chosen by prepared data in `folder`.

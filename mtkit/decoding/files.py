@@ -1,6 +1,6 @@
 """Translation and scoring of files and held-out sides: N lines in, N lines out; a repeated call resumes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, replace
 from functools import partial
 from itertools import repeat, zip_longest
@@ -27,6 +27,7 @@ from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.storage.files import check_outputs, inside, is_device, json_text
 from mtkit.storage.jobs import Item, Part, open_job
+from mtkit.terminal import Say, quiet
 from mtkit.text.markup import parse, restore
 from mtkit.text.text_files import Lines, Span
 
@@ -52,7 +53,7 @@ def translate_file(
     markup: bool = False,
     live: bool = False,
     part: Part | None = None,
-    say: Callable[[str], object] = lambda message: None,
+    say: Say = quiet,
     on_progress: OnProgress = lambda lines: None,
 ) -> Notes:
     """Write the translation of each line: N lines in, N lines out; returns notes on lines that need attention.
@@ -145,7 +146,7 @@ def force_file(
     documents: bool | None = None,
     document_ids: Text | None = None,
     words: bool = False,
-    say: Callable[[str], object] = lambda message: None,
+    say: Say = quiet,
     on_progress: OnProgress = lambda lines: None,
 ) -> None:
     """Write the log-probability of each target line given its source line; a call resumes like `translate_file`.
@@ -202,7 +203,7 @@ def translate_side(
     side: HeldOut,
     *,
     joined: bool,
-    say: Callable[[str], object] = lambda message: None,
+    say: Say = quiet,
     on_progress: OnProgress = lambda lines: None,
 ) -> tuple[list[list[Translation]], Speed, Path]:
     """Translate a held-out side into the folder of the first run; a call resumes like `translate_file`.

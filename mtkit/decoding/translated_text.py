@@ -9,7 +9,6 @@ https://aclanthology.org/P16-1009).
 """
 
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from mtkit.recipe.settings import run_folder_of
 from mtkit.runs import named_run
 from mtkit.storage.files import inside
 from mtkit.storage.jobs import begin_outputs
-from mtkit.terminal import ProgressBar, silent
+from mtkit.terminal import ProgressBar, Say, quiet, silent
 from mtkit.text.corpora import EMPTY_LINES, measure_file
 from mtkit.text.languages import languages_of
 from mtkit.text.text_files import Lines
@@ -32,7 +31,7 @@ def with_translations(
     settings: DataSettings,
     *,
     device: str = "auto",
-    say: Callable[[str], object] = lambda message: None,
+    say: Say = quiet,
     progress: ProgressBar = silent,
 ) -> DataSettings:
     """The settings with a text file for each side that a run is to translate; missing files are translated first.
@@ -53,9 +52,7 @@ def with_translations(
     return settings.model_copy(update={"train": tuple(train)})
 
 
-def _completed(
-    corpus: Corpus, direction: str, stem: Path, device: str, say: Callable[[str], object], progress: ProgressBar
-) -> Corpus:
+def _completed(corpus: Corpus, direction: str, stem: Path, device: str, say: Say, progress: ProgressBar) -> Corpus:
     """The corpus with both sides; the missing one is translated into `stem`.txt."""
     if corpus.translated_by is None:
         return corpus

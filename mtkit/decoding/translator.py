@@ -28,6 +28,7 @@ from mtkit.model.network import Model, Network
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 from mtkit.storage.files import digest
+from mtkit.terminal import Say, quiet
 from mtkit.text.tokenizer import Tokenizers
 
 
@@ -44,7 +45,7 @@ class Translator:
         dtype: str = "auto",
         engine: str = "mtkit",
         forks: bool = False,
-        say: Callable[[str], object] = lambda message: None,
+        say: Say = quiet,
     ) -> None:
         """Load the checkpoint of each run; the default settings are in the first run's recipe.
 
@@ -119,7 +120,7 @@ class Translator:
                 f"the end mark (model.max_length); give at most {longest - 1}"
             )
 
-    def shorten(self, lexicon: Lexicon, say: Callable[[str], object] = lambda message: None) -> None:
+    def shorten(self, lexicon: Lexicon, say: Say = quiet) -> None:
         """Restrict translations from now on to the pieces on the shortlists of the lexicon.
 
         Raises: MtkitError as `mtkit.decoding.engines.selection.with_lexicon`, which calls `say`.
@@ -319,7 +320,7 @@ def joins_documents(
     prefixes: bool = False,
     glossary: bool = False,
     forced: bool = False,
-    say: Callable[[str], object],
+    say: Say,
 ) -> bool:
     """Whether lines of a document are translated together: as `requested`; None: if all runs were trained so.
 

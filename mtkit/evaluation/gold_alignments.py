@@ -7,7 +7,7 @@ annotators mark sure links S and possible ones P, which include S. For links A, 
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from mtkit.evaluation.metrics import CountedMetric
 from mtkit.evaluation.report import SURE, difference_cells
 from mtkit.evaluation.significance import TESTS, Comparison, compare_systems
 from mtkit.evaluation.statistics import Statistics
-from mtkit.terminal import ProgressBar, aligned, silent
+from mtkit.terminal import ProgressBar, Say, aligned, quiet, silent
 from mtkit.text.text_files import Lines
 from mtkit.text.words import word_starts
 
@@ -110,7 +110,7 @@ def link_words(
     gold: Sequence[GoldLinks],
     *,
     direction: str | None = None,
-    say: Callable[[str], object] = lambda message: None,
+    say: Say = quiet,
 ) -> list[set[Link]]:
     """Link the words of given translations by the attention of the translator's run.
 
@@ -134,7 +134,7 @@ def link_words(
     ]
 
 
-def _word_map(side: str, texts: Sequence[str], counts: Sequence[int], say: Callable[[str], object]) -> list[list[int]]:
+def _word_map(side: str, texts: Sequence[str], counts: Sequence[int], say: Say) -> list[list[int]]:
     """Return for each line the gold number of each of mtkit's words; `counts` are the words that gold links need."""
     spaced = [[match.start() for match in _SPACED_WORD.finditer(text)] for text in texts]
     starts_of_words = [word_starts(text) for text in texts]

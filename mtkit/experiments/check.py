@@ -7,7 +7,7 @@ check.json   scores and promises, written last
 A killed check resumes: a finished step does nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,8 @@ from mtkit.recipe.file import Head, Promise, due_after, promise, read_head
 from mtkit.runs import Run
 from mtkit.storage.files import inside, write_json
 from mtkit.storage.records import read_object
-from mtkit.terminal import ProgressBar, silent
+from mtkit.terminal import ProgressBar, Say, silent
 from mtkit.training.loop import train
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Set-up of a study: the prepared data of its tasks, and the widths of matched models."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from mtkit.experiments.table import check_columns
 from mtkit.experiments.trials import Plan, slug
 from mtkit.recipe import merged
 from mtkit.storage.files import inside
-from mtkit.terminal import ProgressBar, silent
+from mtkit.terminal import ProgressBar, Say, quiet, silent
 
 
 def set_up(
-    study: Study, folder: Folder, *, progress: ProgressBar = silent, say: Callable[[str], object] = lambda line: None
+    study: Study, folder: Folder, *, progress: ProgressBar = silent, say: Say = quiet
 ) -> tuple[Plan, dict[str | None, str]]:
     """Prepare the data of the study's tasks in the folder, and match the models if the study has `match`.
 

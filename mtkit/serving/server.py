@@ -6,7 +6,7 @@ import math
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
@@ -21,6 +21,7 @@ from mtkit.serving.app import make_app
 from mtkit.serving.batcher import ServingLimits
 from mtkit.serving.middleware import Hosts
 from mtkit.serving.service import Service, TextPart, TranslationJob
+from mtkit.terminal import Say
 
 SAME_SECONDS = 2.0
 """A Ctrl-C this soon after the first signal is the same one: launchers signal a process and its group."""
@@ -42,7 +43,7 @@ def serve(
     *,
     host: str,
     port: int,
-    say: Callable[[str], object],
+    say: Say,
     names: Sequence[str] = (),
 ) -> None:
     """Serves until a signal; requests in work are answered first. Port 0 is a free one; `say` gets the address.

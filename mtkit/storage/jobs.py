@@ -28,12 +28,10 @@ from mtkit.errors import DataError, MtkitError, cut
 from mtkit.storage.files import UNFINISHED, finish, inside, is_device, json_text, locked, packed, write_json, writing
 from mtkit.storage.journal import Finished, Journal, is_journal
 from mtkit.storage.records import record_bytes
+from mtkit.terminal import Say
 
 LISTED = 10
 """Missing parts that an error lists at most."""
-
-Say = Callable[[str], object]
-"""Gets a message for people."""
 
 Item = tuple[str, ...]
 """An input line with what belongs to it, without line ends; all items of a job have the same number of strings."""

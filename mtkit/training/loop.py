@@ -18,12 +18,12 @@ from mtkit.model.initial_embeddings import InitialEmbeddings
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume, initial_run
-from mtkit.terminal import ProgressBar, silent
+from mtkit.terminal import ProgressBar, Say, quiet, silent
 from mtkit.text.languages import languages_of
 from mtkit.training.checkpoint import Checkpoints, read_progress, verified_tensors
 from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.flops import flops_per_token
-from mtkit.training.metrics import Interval, Metrics, ProgressLine, Say, heard_or_not
+from mtkit.training.metrics import Interval, Metrics, ProgressLine, heard_or_not
 from mtkit.training.optimizer import build_schedule
 from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.precision_choice import resolve_precision
@@ -61,7 +61,7 @@ def train(
     command: Sequence[str],
     device: str = "auto",
     init_from: Run | None = None,
-    say: Say = lambda line: None,
+    say: Say = quiet,
     progress: ProgressBar = silent,
     preview: bool = False,
 ) -> Outcome:
@@ -84,7 +84,7 @@ def train(
         fast_and_repeatable(world.device, deterministic=deterministic),
         Interruption() as interruption,
     ):
-        say = heard_or_not(say) if world.first else lambda line: None
+        say = heard_or_not(say) if world.first else quiet
         say(describe_attention(recipe))
         model = build_model(recipe, **prepared.model_sizes)
         init_from = initial_run(recipe.training.init_from, folder) if init_from is None else init_from

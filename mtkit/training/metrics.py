@@ -3,7 +3,7 @@
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from itertools import accumulate
@@ -17,10 +17,7 @@ from typing_extensions import TypedDict
 from mtkit.errors import MtkitError, RunError
 from mtkit.storage.files import inside, json_text, write_text
 from mtkit.storage.records import Count, read_stored_lines, stored
-from mtkit.terminal import stderr_is_terminal
-
-Say = Callable[[str], None]
-"""Called with one line of output."""
+from mtkit.terminal import Say, stderr_is_terminal
 
 
 def heard_or_not(say: Say) -> Say:

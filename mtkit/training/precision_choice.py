@@ -18,8 +18,8 @@ from mtkit.model.network import Network
 from mtkit.model.sublayers import forget_pools
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume
+from mtkit.terminal import Say
 from mtkit.training.data_loader import DataLoader, UpdateBatches
-from mtkit.training.metrics import Say
 from mtkit.training.precision import Precision, update_precisions
 from mtkit.training.run_folder import record
 from mtkit.training.update import Updater

@@ -25,8 +25,7 @@ from mtkit.runs import FORMAT, Origin, Run, can_resume
 from mtkit.storage.files import FILES_OF_RUNS, inside, locked, write_json, write_text, writing
 from mtkit.storage.records import read_object
 from mtkit.storage.yaml_text import dump_yaml
-from mtkit.terminal import ProgressBar
-from mtkit.training.metrics import Say
+from mtkit.terminal import ProgressBar, Say
 from mtkit.version import __version__
 
 

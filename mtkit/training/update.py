@@ -19,10 +19,10 @@ from mtkit.model.build import SMALLER
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.storage.weights import load_weights
+from mtkit.terminal import Say, quiet
 from mtkit.training.data_loader import UpdateBatches
 from mtkit.training.device_batch import DeviceBatch, DeviceBatches
 from mtkit.training.gradient_reduction import FlatReduction, ShardedModel, build_reduction, gather_full, shard_like
-from mtkit.training.metrics import Say
 from mtkit.training.objective import NLL, REWARD, SEGMENTS, Baseline, Objective
 from mtkit.training.optimizer import MovingAverage, build_optimizer, optimizer_tensors, restore_optimizer
 from mtkit.training.precision import LowWeights, Precision
@@ -34,9 +34,7 @@ from mtkit.training.world import World
 class Updater:
     """Applies updates to a model; all measurements stay on the device until they are read."""
 
-    def __init__(
-        self, model: Network, recipe: Recipe, world: World, precision: Precision, say: Say = lambda line: None
-    ) -> None:
+    def __init__(self, model: Network, recipe: Recipe, world: World, precision: Precision, say: Say = quiet) -> None:
         """`say` prints a line for the user if memory turns out to be short.
 
         Raises: RunError if the model cannot be sharded as the recipe requires, or its optimiser state does not fit.

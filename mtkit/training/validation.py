@@ -30,11 +30,10 @@ from mtkit.recipe import Recipe
 from mtkit.recipe.settings import BestBy
 from mtkit.runs import Run
 from mtkit.storage.files import json_text
-from mtkit.terminal import shortened
+from mtkit.terminal import Say, shortened
 from mtkit.text.languages import installed_tokenizer, languages_of
 from mtkit.training.device_batch import DeviceBatch
 from mtkit.training.loss import token_loss
-from mtkit.training.metrics import Say
 from mtkit.training.precision import Precision
 from mtkit.training.progress import Interruption, Progress
 from mtkit.training.world import World

@@ -20,11 +20,12 @@ from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, make_recipe, merged
 from mtkit.recipe.data import DataSettings
+from mtkit.terminal import Say
 from mtkit.training import loop
 from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.data_loader import DataLoader, UpdateBatches, count_tokens
 from mtkit.training.loop import train
-from mtkit.training.metrics import Say, read_metrics
+from mtkit.training.metrics import read_metrics
 from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, update_precisions
 from mtkit.training.update import Updater
 from mtkit.training.world import World

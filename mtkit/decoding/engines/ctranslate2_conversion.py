@@ -10,7 +10,7 @@ ctranslate2/<checkpoint>-<key>/sha256.json  their checksums; a model whose files
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +31,7 @@ from mtkit.model.network import Network
 from mtkit.runs import Run
 from mtkit.storage.files import digest, inside, write_json, writing
 from mtkit.storage.records import read_object
+from mtkit.terminal import Say, quiet
 from mtkit.text.tokenizer import BREAK, PAD
 
 ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU} | dict.fromkeys(("swish", "swiglu"), Activation.SWISH)
@@ -78,9 +79,7 @@ def vocabulary_map(lexicon: Lexicon) -> str:
     return "\n".join(lines) + "\n"
 
 
-def converted(
-    run: Run, checkpoint: str, model: Network, *, say: Callable[[str], object] = lambda message: None
-) -> Files:
+def converted(run: Run, checkpoint: str, model: Network, *, say: Say = quiet) -> Files:
     """The checkpoint's model in CTranslate2's format, from the run's folder or written there.
 
     Conversions of the checkpoint's other weights, and of checkpoints that no longer exist, are removed. `say` gets a

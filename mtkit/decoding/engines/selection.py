@@ -1,6 +1,6 @@
 """The choice of the decoding engine, by its name or by what CTranslate2 supports."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -13,6 +13,7 @@ from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.model.build import choose_attention
 from mtkit.recipe import DecodingSettings, Recipe
 from mtkit.runs import Run
+from mtkit.terminal import Say
 
 ENGINES = ("auto", "mtkit", "ctranslate2")
 """mtkit decodes every model it trains; auto is ctranslate2 if it is installed and supports the model on the CPU."""
@@ -77,9 +78,7 @@ def unsupported_part(recipe: Recipe) -> str | None:
     return part
 
 
-def make_ctranslate2_engine(
-    own: ModelEngine, run: Run, checkpoint: str, *, say: Callable[[str], object]
-) -> ModelEngine:
+def make_ctranslate2_engine(own: ModelEngine, run: Run, checkpoint: str, *, say: Say) -> ModelEngine:
     """CTranslate2's engine for the model of mtkit's `own`; converts the model if necessary."""
     from mtkit.decoding.engines.ctranslate2_conversion import converted
     from mtkit.decoding.engines.ctranslate2_engine import CTranslate2Engine
@@ -88,7 +87,7 @@ def make_ctranslate2_engine(
     return CTranslate2Engine(own.model, own.settings, own.dtype, files=converted(run, checkpoint, network, say=say))
 
 
-def with_lexicon(engine: ModelEngine, lexicon: Lexicon, name: str, *, say: Callable[[str], object]) -> ModelEngine:
+def with_lexicon(engine: ModelEngine, lexicon: Lexicon, name: str, *, say: Say) -> ModelEngine:
     """The engine, requested by `name`, restricted to shortlists.
 
     With separate vocabularies it is mtkit's own, and `say` gets a message if CTranslate2 would have decoded: its map

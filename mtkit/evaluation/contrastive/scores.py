@@ -7,7 +7,7 @@ the p-values of a label are adjusted by Holm's method (1979).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from mtkit.evaluation.seeds import holm
 from mtkit.runs import Run
 from mtkit.storage.files import inside, json_text
 from mtkit.storage.jobs import open_job
+from mtkit.terminal import Say, quiet
 
 FOLDER = "contrastive"
 """The folder of a run that holds the scores of each segment."""
@@ -71,7 +72,7 @@ def score_contrastive(
     direction: str | None = None,
     documents: bool | None = None,
     length_penalty: float = 0.0,
-    say: Callable[[str], object] = lambda message: None,
+    say: Say = quiet,
     on_progress: OnProgress = lambda segments: None,
 ) -> ContrastiveScores:
     """Score all translations of a file by the first run of the translator; a repeated call resumes.
@@ -146,9 +147,7 @@ def _score_items(
     return rows
 
 
-def _read_scores(
-    path: Path, alpha: float, limits: ContextLimits | None, *, asked: bool, say: Callable[[str], object]
-) -> ContrastiveScores:
+def _read_scores(path: Path, alpha: float, limits: ContextLimits | None, *, asked: bool, say: Say) -> ContrastiveScores:
     margins, chances, labels = list[float](), list[float](), list[dict[str, Label]]()
     repeated = with_context = 0
     counts = ContextCounts()
