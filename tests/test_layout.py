@@ -210,15 +210,9 @@ class TestWalk:
         assert strangers(self.written("attention/linear/b.py", taking("sparse._spans")))
 
 
-@pytest.mark.parametrize(
-    "module",
-    sorted(file for family in FAMILIES for file in family.glob("[!_]*.py")),
-    ids=lambda module: str(module.relative_to(PACKAGE)),
-)
+@pytest.mark.parametrize("module", MECHANISMS, ids=lambda module: str(module.relative_to(PACKAGE)))
 def test_a_mechanism_imports_no_other(module: Path) -> None:
-    assert not imported(
-        module, {name_of(each) for each in (file for family in FAMILIES for file in family.glob("[!_]*.py"))}
-    )
+    assert not imported(module, {name_of(mechanism) for mechanism in MECHANISMS})
 
 
 @pytest.mark.parametrize("folder", sorted(TESTS.rglob("*/")), ids=lambda folder: str(folder.relative_to(TESTS)))

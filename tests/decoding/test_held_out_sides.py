@@ -18,7 +18,6 @@ from mtkit.recipe import DecodingSettings
 from tests.decoding.trained import Trained, make_run, sentences, three_threads
 
 GREEDY: dict[str, Any] = {"method": "greedy"}
-NAMES = ("side.txt", "side.nbest.txt", "side.source.txt", "side.reference.txt")
 LINES = [*sentences(5, 1), "", "犬が木を見る。猫。", "The dog.\u2028The cat.", "\u200b", "The tree and the house. " * 9]
 
 

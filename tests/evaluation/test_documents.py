@@ -113,11 +113,6 @@ def test_intervals_of_positions_are_over_documents() -> None:
     assert (row.low, row.high) == (pytest.approx(min(of_one), abs=1e-3), pytest.approx(max(of_one), abs=1e-3))
 
 
-SOURCE = ["a bank near water", "bank of gold", "tall bank", "gold here", "gold bank", "tall one"]
-FIRST = ["eine bank am wasser", "bank von gold", "hohe bank", "gold hier", "gold ufer", "hohe eins"]
-"""Document 1 is lines 1 to 3, document 2 lines 4 to 6."""
-
-
 def test_consistency_is_the_share_of_pairs_translated_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     def link_pairs(sources: list[list[str]], targets: list[list[str]], progress: object) -> list[list[tuple[int, int]]]:
         return [

@@ -8,7 +8,6 @@ from mtkit.experiments.entries import Entry
 from mtkit.experiments.study import at_share, check_limits, make_study, with_point
 
 TWO = {"entries": ["full", "band"]}
-WRONG_WAY = {"peak_rate": {"low": 2, "high": 1}}
 
 
 def test_settings_of_file_and_recipe_stay_as_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
