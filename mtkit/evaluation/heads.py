@@ -191,7 +191,7 @@ def _examined(
     for rows_of_batch in batches:
         batch = make_batch(side, rows_of_batch)
         run = BatchPass(network, batch, device)
-        base.append(_observed(network, run, layers))
+        base.append(_observed(run, layers))
         on_progress(done := done + 1, len(batches) * (1 + len(offs)))
         for sums, head in offs:
             with switched_off(sums.attention, head):
@@ -303,7 +303,7 @@ def _distances(query_valid: Tensor, key_valid: Tensor, *, cross: bool) -> Tensor
     return (i.unsqueeze(-1) - j).abs()
 
 
-def _observed(network: Network, run: BatchPass, layers: Sequence[_LayerSums]) -> Tensor:
+def _observed(run: BatchPass, layers: Sequence[_LayerSums]) -> Tensor:
     """Return the losses of a batch; add learned numbers and weights to the sums of all layers."""
     weights: Weights = {role: [] for role in ROLES}
     with ExitStack() as stack:
