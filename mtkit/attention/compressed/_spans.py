@@ -132,19 +132,9 @@ def span_lists(spans: Spans, length: int, *, causal: bool, radius: int, device: 
     return Lists(number, (~seen).to(torch.uint8))
 
 
-def start_spans(
-    batch_size: int,
-    hypotheses: int,
-    like: Tensor,
-    *,
-    rows: Mapping[str, tuple[int, int]],
-    summaries: Mapping[str, tuple[int, int]] | None = None,
-) -> State:
+def start_spans(batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
     """Return the empty state: caches "rows" and "spans" with a tensor of (heads, width) per name."""
-    return {
-        "rows": start_cache(batch_size, hypotheses, like, **rows),
-        "spans": start_cache(batch_size, hypotheses, like, **(rows if summaries is None else summaries)),
-    }
+    return {name: start_cache(batch_size, hypotheses, like, **shapes) for name in ("rows", "spans")}
 
 
 def append_row(

@@ -99,7 +99,7 @@ class MemoryCompressed(HeadAttention):
             shared = {name: pooled(x, self.spans, self.pools[name], memory_valid) for name, x in rows}
             mask = None if memory_valid is None else spans_valid(memory_valid, self.spans)
             return {"shared": {**shared, "valid": mask}}, None
-        state = start_spans(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, rows=self.cache_shapes)
+        state = start_spans(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes)
         if self.first == "null":
             k, v = (x.expand(inputs.batch_size, inputs.hypotheses, -1, -1) for x in (self.null_key, self.null_value))
             state["spans"] = append(state["spans"], keys=k, values=v)

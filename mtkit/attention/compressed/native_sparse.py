@@ -229,7 +229,7 @@ class NativeSparse(HeadAttention):
             past = {"keys": k, "values": v, "valid": valid}
             return {"shared": {**past, "compressed": {"keys": keys, "values": values, "valid": seen}}}, None
         batch, hypotheses, like, shapes = inputs.batch_size, inputs.hypotheses, self.q_proj.weight, self.cache_shapes
-        compressed = start_spans(batch, hypotheses, like, rows=shapes)
+        compressed = start_spans(batch, hypotheses, like, **shapes)
         near = self.near.start(batch, hypotheses, like, **shapes)
         return {"compressed": compressed, "near": near, **start_cache(batch, hypotheses, like, **shapes)}, None
 

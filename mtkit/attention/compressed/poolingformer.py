@@ -123,7 +123,7 @@ class Poolingformer(PatternAttention):
         state, _ = super().begin(inputs)
         second = self.pooled
         like, shapes = second.q_proj.weight, second.cache_shapes
-        state["pooled"] = start_spans(inputs.batch_size, inputs.hypotheses, like, rows=shapes)
+        state["pooled"] = start_spans(inputs.batch_size, inputs.hypotheses, like, **shapes)
         return state, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:

@@ -139,9 +139,10 @@ def _ratios(metric: str, repeats: int = 1) -> dict[str, dict[int, float]]:
     return ratios
 
 
-def claims(path: Path = RESULTS / "claims.yaml") -> dict[str, Claim]:
+def claims() -> dict[str, Claim]:
     """Read the claims by mechanism."""
-    return TypeAdapter(dict[str, Claim]).validate_python(load_yaml(path.read_text(encoding="utf-8")))
+    text = (RESULTS / "claims.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, Claim]).validate_python(load_yaml(text))
 
 
 def verdict(claim: Claim, measured: Measured | None) -> Verdict:

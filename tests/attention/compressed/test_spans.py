@@ -121,10 +121,9 @@ def test_spans_side_by_side_are_not_copied() -> None:
 @torch.no_grad()
 def test_steps_make_the_summaries_of_spans_that_have_ended(spans: Spans, window: int | None) -> None:
     keys, values = torch.randn(2, 3, 2, 21, 4, dtype=torch.float64), torch.randn(2, 3, 2, 21, 5, dtype=torch.float64)
-    weight, bias = torch.randn(2, spans.size, 4, 6, dtype=torch.float64), torch.randn(2, 6, dtype=torch.float64)
+    weight, bias = torch.randn(2, spans.size, 4, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
     pools = {"keys": convolution(weight, bias), "values": mean}
-    shapes = {"rows": {"keys": (2, 4), "values": (2, 5)}, "summaries": {"keys": (2, 6), "values": (2, 5)}}
-    state = start_spans(2, 3, keys, **shapes)
+    state = start_spans(2, 3, keys, keys=(2, 4), values=(2, 5))
     order = torch.tensor([[2, 0, 0], [1, 1, 2]])
     for t in range(21):
         if t == 10:
@@ -144,7 +143,7 @@ def test_a_state_holds_one_span_of_rows_and_the_spans_that_may_be_seen() -> None
         return [x.shape for part in state.values() for x in part.values() if isinstance(x, Tensor)]
 
     spans, x = Spans(9, 4), torch.randn(1, 2, 1, 200, 4)
-    state, seen = start_spans(1, 2, x, rows={"keys": (1, 4)}), []
+    state, seen = start_spans(1, 2, x, keys=(1, 4)), []
     for t in range(200):
         state = append_row(state, spans, {"keys": mean}, window=11, keys=x[:, :, :, t])
         seen.append(sizes(state))
