@@ -1,5 +1,6 @@
 """The `mtkit` command: its subcommands, and the only place that prints a user's mistake."""
 
+import hashlib
 import importlib
 import io
 import os
@@ -7,6 +8,7 @@ import re
 import sys
 from contextlib import suppress
 from keyword import iskeyword
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -128,7 +130,9 @@ def main() -> None:
 
 def _exit(code: int, message: str | None = None) -> NoReturn:
     """Print a message and exit. Output that cannot be written is dropped: Python would retry it and exit with 120."""
-    if message is not None and sys.stderr is not None:  # print would use standard output instead of None
+    if (
+        message is not None and sys.stderr is not None and not _is_told(message)
+    ):  # print would use standard output instead of None
         message = re.sub(r"[^\s/]{256,}", lambda word: cut(word[0]), message)  # longer than any file name
         try:
             print(f"mtkit: {message}", file=sys.stderr)
@@ -140,6 +144,21 @@ def _exit(code: int, message: str | None = None) -> NoReturn:
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _is_told(message: str) -> bool:
+    """Return whether another process of the same torchrun has printed the message: all find a user's mistake."""
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not report:
+        return False
+    attempt = Path(report).parents[1]  # a folder of torchrun, with a folder for each process of this machine
+    try:
+        (attempt / f"mtkit-{hashlib.sha256(message.encode()).hexdigest()[:16]}").touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
 
 
 def _buffer_stdout() -> None:

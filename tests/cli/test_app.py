@@ -211,6 +211,18 @@ def test_a_mistake_whose_message_does_not_fit_keeps_its_code() -> None:
         assert subprocess.run(command, stderr=full, check=False).returncode == 2
 
 
+def test_processes_of_torchrun_print_a_mistake_once(tmp_path: Path) -> None:
+    (tmp_path / "attempt_0").mkdir()
+    printed = []
+    for place in ("attempt_0/0", "attempt_0/1", "missing/0", "attempt_0/1"):
+        environment = os.environ | {"TORCHELASTIC_ERROR_FILE": str(tmp_path / place / "error.json")}
+        command = [sys.executable, "-m", "mtkit", "trian" if len(printed) < 3 else "scroe"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert result.returncode == 2
+        printed.append(result.stderr.count("mtkit: No such command"))
+    assert printed == [1, 0, 1, 1]
+
+
 def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     commands = [["prepare", "--data", "loop"], ["train", "--data", "loop"], ["train", "--recipe", "loop"]]
