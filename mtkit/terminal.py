@@ -36,12 +36,28 @@ def aligned(rows: Rows, *, left: Collection[int] = (0,), width: int | None = Non
     """Format a table as plain text, the first row as the head. Wide letters, such as Chinese ones, take two columns.
 
     Columns in `left`, counted from 0, are aligned to the left; the others, usually numbers, to the right. In a table
-    wider than `width`, text and heads are wrapped between words, in the widest columns first.
+    wider than `width`, text and heads are wrapped between words, in the widest columns first. If that is not enough,
+    further columns follow below, again with the first column.
     """
+    if width is None:
+        return _plain(rows, left)
+    least = [_least_width(column, place in left) for place, column in enumerate(zip(*rows, strict=True))]
+    groups: list[list[int]] = [[0]]
+    for place in range(1, len(least)):
+        if len(groups[-1]) > 1 and sum(least[column] + 2 for column in groups[-1]) + least[place] > width:
+            groups.append([0])
+        groups[-1].append(place)
+    tables = []
+    for group in groups:
+        part = [[row[place] for place in group] for row in rows]
+        wrapped_part = _wrapped(part, [least[place] for place in group], width)
+        tables.append(_plain(wrapped_part, [number for number, place in enumerate(group) if place in left]))
+    return "\n\n".join(tables)
+
+
+def _plain(rows: Rows, left: Collection[int]) -> str:
     from tabulate import tabulate  # measures all characters at its import
 
-    if width is not None:
-        rows = _wrapped(rows, left, width)
     # the head is passed as a row, because tabulate makes columns with a head wider
     text = tabulate(
         rows, tablefmt="plain", colalign=_sides(rows, left), disable_numparse=True, preserve_whitespace=True
@@ -70,18 +86,16 @@ def _wrap(text: str, width: int, indent: str = "") -> str:
     return "\n".join(lines)
 
 
-def _wrapped(rows: Rows, left: Collection[int], width: int) -> Rows:
-    """Return the rows with line breaks that make the table at most `width` wide, if words and numbers allow it."""
+def _least_width(column: Sequence[str], is_text: bool) -> int:
+    """Return the width of the longest word in the head, and in the cells if they are text, else of the longest cell."""
+    head, *cells = column
+    words = [*head.split(), *(word for cell in cells for word in (cell.split() if is_text else [cell]))]
+    return max(map(len, words), default=0)
 
-    def longest_word(cell: str) -> int:
-        return max(map(len, cell.split()), default=0)
 
-    columns = list(zip(*rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    least = [
-        max(longest_word(cell) if place in left or number == 0 else len(cell) for number, cell in enumerate(column))
-        for place, column in enumerate(columns)
-    ]
+def _wrapped(rows: Rows, least: Sequence[int], width: int) -> Rows:
+    """Return the rows with line breaks that make the table at most `width` wide, if the `least` widths allow it."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     while sum(widths) + 2 * (len(widths) - 1) > width:
         free = [place for place, most in enumerate(widths) if most > least[place]]
         if not free:

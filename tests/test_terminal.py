@@ -58,7 +58,20 @@ def test_a_table_wider_than_the_terminal_is_wrapped_between_words() -> None:
         "              of a note\n"
         "b          3  well-known"
     )  # fmt: skip
-    assert aligned(WIDE, left=(0, 2), width=5) == aligned(WIDE, left=(0, 2), width=24)  # words and numbers stay whole
+
+
+def test_columns_that_do_not_fit_follow_below() -> None:
+    assert aligned(WIDE, left=(0, 2), width=16) == (
+        "name  pieces per\n"
+        "            word\n"
+        "full      1 to 2\n"
+        "b              3\n"
+        "\n"
+        "name  note\n"
+        "full  some words\n"
+        "      of a note\n"
+        "b     well-known"
+    )  # fmt: skip
 
 
 def test_lines_are_wrapped_one_by_one() -> None:

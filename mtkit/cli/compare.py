@@ -256,11 +256,12 @@ def _run(
 def _print(folder: "Folder", columns: "list[str] | tuple[str, ...]") -> None:
     from mtkit.experiments.outputs import write_outputs
     from mtkit.experiments.report import text
+    from mtkit.terminal import stdout_width, wrapped
 
     table, written = write_outputs(folder, columns, progress=through)
-    typer.echo(
-        f"\n{text(folder.study(), table, folder.rows())}\n\n{', '.join(map(str, written))}; logs in {folder.logs}"
-    )
+    names = ", ".join(path.name for path in written)
+    files = wrapped(f"in {folder.path}: {names}; logs in {folder.logs.name}", stdout_width())
+    typer.echo(f"\n{text(folder.study(), table, folder.rows())}\n\n{files}")
 
 
 def _join(folder: "Folder", others: "Sequence[Folder | Path]") -> None:

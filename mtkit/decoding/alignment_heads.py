@@ -109,13 +109,15 @@ def heads_for(
         say(f"words are aligned by {Heads()}: {error}")
         return Heads()
     chosen = replace(best_heads(network, run.tokenizers, side, probabilities), weights=digest(run.weights(checkpoint)))
-    follows = "" if chosen.agreement is None else f", which follows the lexicon in {chosen.agreement:.0%} of its pieces"
+    follows = (
+        "" if chosen.agreement is None else f", where they follow the lexicon in {chosen.agreement:.0%} of the pieces"
+    )
     try:
         write_json(inside(run.folder, FILE), asdict(chosen))
-        where = f"kept in {run.folder / FILE}"
+        where = f"stored in {run.folder / FILE}"
     except MtkitError as error:
-        where = f"not kept: {error}"
-    say(f"words are aligned by {chosen}, chosen on the validation side{follows}; {where}")
+        where = f"not stored: {error}"
+    say(f"words are aligned by {chosen}: chosen on the validation side{follows}; {where}")
     return chosen
 
 

@@ -13,7 +13,7 @@ from mtkit.attention.contract import ROLES
 from mtkit.errors import MtkitError
 from mtkit.evaluation.heads import Heads, LayerHeads
 from mtkit.evaluation.plots import LARGEST, save_figure
-from mtkit.terminal import aligned
+from mtkit.terminal import aligned, stdout_width
 
 CELL_WIDTH, CELL_HEIGHT = 0.42, 0.28
 """Size of a head in a panel, in inches."""
@@ -42,7 +42,7 @@ def heads_table(heads: Heads) -> str:
             cells = [_cell(getattr(layer, name), head, layer, name) for name in measured]
             cells += [_cell(layer.learned.get(name), head, layer, name) for name in learned]
             rows.append((layer.role, str(layer.layer), layer.mechanism, str(head + 1), *cells))
-    return aligned(rows, left=(0, 2))
+    return aligned(rows, left=(0, 2), width=stdout_width())
 
 
 def _rows_of(layer: LayerHeads) -> int:

@@ -9,7 +9,7 @@ from mtkit.evaluation.scores import Score
 from mtkit.evaluation.side_scores import SideScores
 from mtkit.evaluation.significance import Comparison, Difference
 from mtkit.evaluation.statistics import LengthRow
-from mtkit.terminal import aligned
+from mtkit.terminal import aligned, stdout_width
 
 SURE = 0.05
 """Significance level: smaller p-values are marked."""
@@ -258,7 +258,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Align a table with numbers to the right; empty columns are left out."""
     columns = [column for column in zip(heads, *rows, strict=True) if any(column[1:])]
     left = [number for number, (_, *cells) in enumerate(columns) if not all(map(_is_number, filter(None, cells)))]
-    return aligned(list(zip(*columns, strict=True)), left=left)
+    return aligned(list(zip(*columns, strict=True)), left=left, width=stdout_width())
 
 
 def _is_number(cell: str) -> bool:

@@ -15,7 +15,9 @@ from mtkit.recipe.settings import LIMITS
 
 def text(study: Study, table: Table, rows: Sequence[Row]) -> str:
     """Return the table for a terminal, with the caption above it."""
-    return _written(study, table, rows, lambda cells, left: terminal.aligned(cells, left=left), "")
+    width = terminal.stdout_width()
+    written = _written(study, table, rows, lambda cells, left: terminal.aligned(cells, left=left, width=width), "")
+    return terminal.wrapped(written, width)
 
 
 def markdown(study: Study, table: Table, rows: Sequence[Row]) -> str:

@@ -119,7 +119,7 @@ def test_a_failure_shows_in_the_exit_code_and_the_table(known: Any) -> None:
     shown = typed("--attention", "full,band")
     assert shown.exit_code == 1
     assert "band.seed-1: failed: diverged; see mtkit-compare/logs/band.seed-1.log" in shown.stdout
-    assert shown.stdout.endswith("logs in mtkit-compare/logs\n")
+    assert shown.stdout.endswith("; logs in logs\n")
     assert "80.00" in shown.stdout
     assert typed("--attention", "full").exit_code == 0  # another's failure is not this call's
 

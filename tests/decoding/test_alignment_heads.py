@@ -62,7 +62,7 @@ def test_they_are_kept_for_these_weights(sentence_run: Trained, tmp_path: Path) 
     assert not (run.folder / FILE).exists()
     chosen = heads_for(run, network, "best", sentence_run.prepared.folder, say=said.append)
     assert chosen.members
-    assert "follows the lexicon" in said[1]
+    assert "follow the lexicon" in said[1]
     assert heads_for(run, network, "best", tmp_path / "nothing", say=said.append) == chosen
     assert len(said) == 2
     (run.folder / FILE).write_text("[]")

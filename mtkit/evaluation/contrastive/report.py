@@ -6,7 +6,7 @@ from typing import Any
 
 from mtkit.evaluation.contrastive.scores import ALL, ContrastiveScores, Group
 from mtkit.evaluation.report import SURE
-from mtkit.terminal import aligned
+from mtkit.terminal import aligned, stdout_width
 
 
 def contrastive_text(file: str, names: Sequence[str], groups: Sequence[Group], length_penalty: float = 0.0) -> str:
@@ -35,7 +35,7 @@ def contrastive_text(file: str, names: Sequence[str], groups: Sequence[Group], l
     shown = rows if several else [[*row[:4], *row[5:7]] for row in rows]
     score = "log-probability" + ("" if length_penalty == 0 else f" / length^{length_penalty:g}")
     title = f"{file}: share of segments in which the right translation has the highest {score}, in per cent"
-    parts = [title, aligned(shown, left=left)]
+    parts = [title, aligned(shown, left=left, width=stdout_width())]
     if several:
         parts.append(
             f"difference: the accuracy minus the accuracy of {names[0]}; p: McNemar's exact test, two-sided, adjusted "
