@@ -1,6 +1,7 @@
 """Text for people: messages, tables for the terminal and in Markdown, shortened lines, and progress bars."""
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -104,9 +105,17 @@ def _wrapped(rows: Rows, least: Sequence[int], width: int) -> Rows:
     return [[_wrap(cell, most) for cell, most in zip(row, widths, strict=True)] for row in rows]
 
 
+_ACTING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Characters that move the cursor, change colours or the direction of the line, or end it."""
+
+
 def shortened(text: str, most: int = 200) -> str:
-    """Return the text, or if it is longer than `most` characters, its beginning with an ellipsis."""
-    return text if len(text) <= most else f"{text[: most - 1]}\u2026"
+    """Return a text for one line of a terminal, with an ellipsis after `most` - 1 characters if it has over `most`.
+
+    Characters on which the terminal would act are written as in Python, as \\x1b.
+    """
+    text = text if len(text) <= most else f"{text[: most - 1]}\u2026"
+    return _ACTING.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def _sides(rows: Rows, left: Collection[int]) -> list[str]:

@@ -99,3 +99,10 @@ def test_markdown_escapes_what_divides_columns() -> None:
 def test_a_long_sample_is_cut() -> None:
     assert shortened("a" * 200) == "a" * 200
     assert shortened("a" * 201) == "a" * 199 + "\u2026"
+
+
+def test_no_text_acts_on_the_terminal() -> None:
+    assert shortened("a\x1b[2J\tb\rc\x9b\u2028\u202e") == r"a\x1b[2J\tb\rc\x9b\u2028\u202e"
+    assert shortened("Maß, 他, \u0646\u200c\u0647, \U0001f469\u200d\U0001f680") == (
+        "Maß, 他, \u0646\u200c\u0647, \U0001f469\u200d\U0001f680"
+    )
