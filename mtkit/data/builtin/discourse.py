@@ -126,7 +126,7 @@ def _task(name: str, summary: str, probes: str, *kinds: Kind) -> DocumentTask:
 
 
 TASKS = (
-    _task("pronouns", "Translate it and they by the gender of a noun before.", "context at known distances", "pronoun"),
+    _task("pronouns", 'Translate "it" and "they" by the gender of a noun.', "context at known distances", "pronoun"),
     _task("names", "Spell a name as at its first mention.", "context at known distances", "name"),
     _task("terms", "Translate an ambiguous noun by its first mention.", "context at known distances", "term"),
     _task(
