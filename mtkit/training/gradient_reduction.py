@@ -20,9 +20,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mtkit.errors import RunError
@@ -179,6 +176,10 @@ class ShardedModel:
 
         Raises: RunError if PyTorch is too old.
         """
+        # late, because these modules take 0.4 s and 40 MB, and few trainings are sharded
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
             raise RunError(f"training.shard needs PyTorch 2.13 or later, and this is {torch.__version__}")
         options: dict[str, Any] = {
@@ -217,20 +218,34 @@ class ShardedModel:
                 part.reshard()
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a `DTensor`, without its import."""
+    return hasattr(tensor, "full_tensor")
+
+
+def complete_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor if it is sharded, gathered from all processes; else the tensor."""
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
+
+
 def gather_full(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """Full tensors on the CPU if `keep`, else nothing; all processes must call it; it gathers one tensor at a time."""
     full: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        complete = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        complete = complete_tensor(tensor)
         if keep:
-            full[name] = complete.detach().cpu() if isinstance(tensor, DTensor) else complete
+            full[name] = complete.detach().cpu() if is_sharded(tensor) else complete
     return full
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
     """This process's shard of a full tensor, if `like` is sharded; else the tensor."""
-    if not isinstance(like, DTensor) or value.shape != like.shape:
+    if not is_sharded(like) or value.shape != like.shape:
         return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor)
     # all processes have read the same file: nothing is sent
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 

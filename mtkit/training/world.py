@@ -121,9 +121,9 @@ class World:
 
     def __enter__(self) -> Self:
         if self.size > 1:
-            # The optimiser's first step imports torch._dynamo, and with it modules that hold the default group as a
-            # default argument forever. gloo's threads then outlive the group, and one that frees a tensor while the
-            # interpreter exits aborts the process. Imported before there is a group, they hold none.
+            # PyTorch's parallel modules import torch._dynamo at first use, and with it modules that hold the default
+            # group as a default argument forever. gloo's threads then outlive the group, and one that frees a tensor
+            # while the interpreter exits aborts the process. Imported before there is a group, they hold none.
             import_module("torch._dynamo")
             base_store, *_ = next(rendezvous("env://", self.rank, self.size))
             # torchrun restarts all processes if one has died or machines have joined: a prefix hides the earlier

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,29 @@ def test_numbers_of_each_head_do_not_decay(mechanism: str, options: dict[str, ob
 
 def test_the_optimizer_is_fused() -> None:
     assert all(group["fused"] for group in build_optimizer(network(), TrainingSettings()).param_groups)
+
+
+STEP = """
+import sys, torch
+from mtkit.recipe import TrainingSettings
+from mtkit.training.optimizer import build_optimizer, clip_gradients, take_step
+from mtkit.training.precision import Precision
+
+model, precision = torch.nn.Linear(4, 6), Precision("float32", torch.device("cpu"))
+optimizer = build_optimizer(model, TrainingSettings(optimizer=sys.argv[1]))
+optimizer.zero_grad(set_to_none=True)
+model(torch.ones(1, 4)).sum().backward()
+norm = clip_gradients(optimizer, precision, 1.0)
+before = model.weight.detach().clone()
+take_step(optimizer, precision, rate=0.1, norm=norm, finite=torch.tensor(True))
+assert not model.weight.equal(before)
+sys.exit(bool({"torch._dynamo", "torch.distributed.fsdp", "sympy"} & {*sys.modules}))
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_does_not_import_the_compiler(optimizer: str) -> None:
+    subprocess.run([sys.executable, "-c", STEP, optimizer], check=True)
 
 
 def test_clipping_gives_the_gradient_of_that_norm_and_reports_the_one_before() -> None:
