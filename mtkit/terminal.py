@@ -109,6 +109,11 @@ _ACTING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]
 """Characters that move the cursor, change colours or the direction of the line, or end it."""
 
 
+def acts(text: str) -> bool:
+    """Return whether a terminal would not print all characters of the text, but act on one, as a line end."""
+    return _ACTING.search(text) is not None
+
+
 def shortened(text: str, most: int = 200) -> str:
     """Return a text for one line of a terminal, with an ellipsis after `most` - 1 characters if it has over `most`.
 

@@ -24,6 +24,7 @@ from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.model.build import choose_attention
 from mtkit.recipe import Recipe, make_recipe, merged
 from mtkit.storage.yaml_text import load_yaml
+from mtkit.terminal import acts
 
 ALL = "all"
 """Text that means all mechanisms, `full` first."""
@@ -121,6 +122,8 @@ def _entry(written: str | Mapping[str, Any]) -> Entry:
     name = settings.pop("name", None)
     if name is not None and not (isinstance(name, str) and name.strip()):
         raise MtkitError(f"an entry has the name {shown(name)}; give a word, or leave it out")
+    if name is not None and acts(name):
+        raise MtkitError(f"the name {shown(name)} of an entry has a line end or a control character; leave that out")
     text = settings.pop("entry", None)
     parsed = Entry("", {}) if text is None else _parse(str(text))
     if isinstance(settings.get("attention"), str):

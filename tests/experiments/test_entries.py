@@ -86,6 +86,8 @@ def test_all_are_every_mechanism_full_first_and_the_same_twice_is_one() -> None:
         ({"seed": 3}, "cannot set 'seed'"),
         ({"modle": {}}, "did you mean 'model'"),
         ({"name": 3}, "the name 3"),
+        ({"name": "a\nb"}, r"the name 'a\\nb' of an entry has a line end or a control character"),
+        ({"name": "\x1b[31mred"}, r"the name '\\x1b\[31mred' of an entry has a line end"),
         ([], "no entries"),
         ([{"name": "a", "preset": "tiny"}, {"name": "a", "preset": "small"}], "two entries have the name 'a'"),
     ],
