@@ -3,7 +3,7 @@
 The smoothing is the form of Szegedy et al. (2016), as in `torch.nn.functional.cross_entropy`: with l the
 log-probabilities over V pieces and y the right one, (1 - e) * -l_y + e/V * sum_v -l_v.
 
-A chunk's logits are computed, used for the loss and for both gradients, and overwritten by the next chunk's: nothing of
+A chunk's logits are computed, used for the loss and for both gradients, and freed before the next chunk's: nothing of
 the size tokens x V is kept. The forward pass computes the gradients, so the backward pass needs no second product with
 the V-wide matrix, and a training step needs three products, the fewest possible. A chunk's logits are read twice for
 the maxima and once for the softmax. The smoothing needs no pass over them: the sum of a row's logits is one product
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mtkit.attention.kernels.cpu.training_products import product
 from mtkit.device import runs_kernels
 from mtkit.model.gpu_layers import cross_entropy
 
@@ -147,11 +148,10 @@ def _cross_entropy(
     nll = torch.empty(rows, dtype=wide, device=hidden.device)
     above_mean = torch.empty_like(nll)  # the right piece's logit minus the mean of all
     mean_weight = weight.sum(0, dtype=wide) / vocabulary  # (D,); its product with a row is the mean of the row's logits
-    buffer = weight.new_empty(min(chunk_rows, rows), vocabulary)
     for first in range(0, rows, chunk_rows):
         chunk = slice(first, first + chunk_rows)
         states, gold = hidden[chunk].to(dtype), target[chunk].unsqueeze(1)
-        logits = torch.mm(states, weight.t(), out=buffer[: len(states)])
+        logits = product(states, weight.t())
         gold_logit, peak = logits.gather(1, gold).squeeze(1).to(wide), logits.amax(1).to(wide)
         # in place of the logits, in their type: they are rounded to it already, and the sums inside are in float32
         error = torch.softmax(logits, 1, out=logits)
@@ -164,9 +164,10 @@ def _cross_entropy(
                 error.index_put_(places, error.new_full((), smoothing - 1.0), accumulate=True)
             else:  # index_put_ with accumulate sorts on a GPU
                 error.scatter_(1, gold, error.gather(1, gold).sub_(1.0 - smoothing))
-            hidden_gradient[chunk] = (error @ weight).to(wide).sub_(mean_weight, alpha=smoothing)
+            hidden_gradient[chunk] = product(error, weight).to(wide).sub_(mean_weight, alpha=smoothing)
             if weight_gradient is not None:
                 _add_product(weight_gradient, error.t(), states)
+        del logits, error  # their memory serves the next chunk
     if weight_gradient is not None:
         weight_gradient -= hidden.sum(0, dtype=wide) * (smoothing / vocabulary)
     nll = nll[:real]
@@ -277,7 +278,7 @@ class _RDropSums:
         """Add the chunk's C tokens, with 2C rows of logits."""
         states = self._hidden[:, chunk].flatten(0, 1).to(self._weight.dtype)
         gold = self._target[chunk].repeat(2).unsqueeze(1)
-        logits = states @ self._weight.t()  # (2C, V)
+        logits = product(states, self._weight.t())  # (2C, V)
         gold_logit, peak = logits.gather(1, gold).squeeze(1).to(self._wide), logits.amax(1).to(self._wide)
         probabilities = torch.softmax(logits, 1, dtype=self._wide)
         # the largest probability is 1 over the sum of exp(logit - peak): its logarithm completes the log-sum-exp
@@ -287,7 +288,7 @@ class _RDropSums:
         self._divergences[chunk] = _add_divergence(probabilities, first.to(self._wide) - second, self._alpha / 2)
         error = probabilities.scatter_add_(1, gold, probabilities.new_full(gold.shape, self._smoothing - 1.0))
         error = error.to(self._weight.dtype)
-        gradient = (error @ self._weight).to(self._wide).sub_(self._mean_weight, alpha=self._smoothing)
+        gradient = product(error, self._weight).to(self._wide).sub_(self._mean_weight, alpha=self._smoothing)
         self._hidden_gradient[:, chunk] = gradient.view(2, -1, gradient.shape[1])
         if self._weight_gradient is not None:
             self._weight_gradient += error.t() @ states

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mtkit.attention.kernels.cpu.training_products import float32_products
 from mtkit.data.batches import Batch, blank_batch
 from mtkit.device import triton_kernels
 from mtkit.errors import RunError
@@ -182,7 +183,7 @@ class Updater:
             seed_generators(self._recipe.seed, number, self.world.rank)
             parts = DeviceBatches([*self._halved(batches)], self._load)
             try:
-                with triton_kernels(self.precision.kernels):
+                with triton_kernels(self.precision.kernels), float32_products(self.model):
                     return training_step(
                         self.model,
                         parts,

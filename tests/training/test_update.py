@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.kernels.cpu import training_products
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
@@ -338,3 +339,30 @@ def test_a_dry_run_finds_the_largest_batch_size_before_the_first_update(prepared
     assert model.calls == [5, 3, 2]
     assert model.seen == 0
     assert not gradients(model)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+@pytest.mark.parametrize("r_drop", [0.0, 1.0])
+def test_updates_by_onednn_are_those_by_pytorch(
+    r_drop: float, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, gradients, shapes = prepared.tokenizers.target.size, list[dict[str, Tensor | None]](), list[torch.Size]()
+    multiply = training_products._multiply
+
+    def counted(rows: Tensor, *others: Tensor) -> Tensor:
+        shapes.append(rows.shape)
+        return multiply(rows, *others)
+
+    monkeypatch.setattr(training_products, "_multiply", counted)
+    for faster in (False, True):
+        monkeypatch.setattr(training_products, "packs_float32", lambda faster=faster: faster)
+        recipe = tiny(training={"r_drop": r_drop, "ema": 0.0})
+        torch.manual_seed(1)
+        model = build_model(recipe, source_vocabulary=size, target_vocabulary=size)
+        once = Updater(model, recipe, World("cpu"), Precision("float32", CPU))
+        once.run(work_of(prepared, [0, 1, 2]), 1, rate=0.01, total_updates=1)
+        assert bool(shapes) == faster
+        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+    assert len(shapes) > 2 * sum(type(module) is nn.Linear for module in model.modules())
