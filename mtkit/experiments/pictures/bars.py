@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtkit.experiments.pictures.canvas import FAINT, INK, entitle, new_figure, shortened
-from mtkit.experiments.pictures.points import Point, omissions, scale_of, scored, short
+from mtkit.experiments.pictures.points import Point, omissions, scale_of, scored, short, to_label
 
 COLOR = "#0072b2"
 TALL = 30
@@ -91,6 +91,6 @@ def _speed(axes: Any, entries: Sequence[Point], speeds: Sequence[float], first: 
         )
     axes.set_xlim(0, max(speeds) * (1 + ROOM))
     axes.set_xlabel("training speed, target tokens/s")
-    axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    axes.xaxis.set_major_formatter(to_label)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")

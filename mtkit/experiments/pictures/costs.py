@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from mtkit.experiments.pictures.canvas import DPI, FAINT, INK, MIXED, STYLES, entitle, new_figure, shortened, style_of
 from mtkit.experiments.pictures.labels import Box, label_places
-from mtkit.experiments.pictures.points import Point, is_wide, listed, logarithmic, omissions, scale_of, scored, short
+from mtkit.experiments.pictures.points import Point, is_wide, listed, logarithmic, omissions, scale_of, scored, to_label
 from mtkit.memory import in_words
 
 DOT = 4.5
@@ -63,7 +63,7 @@ def draw_cost(points: Sequence[Point], key: str, metric: str, title: str, cost: 
     if cost.bytes:
         _byte_ticks(axes, costs)
     elif not is_wide(costs):
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}" if abs(value) < 10_000 else short(value))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}" if abs(value) < 10_000 else to_label(value))
     scale.apply(axes, "y")
     axes.set_xlabel(f"{cost.title}  ({'better →' if cost.faster else '← better'})")
     axes.set_ylabel(f"{scale.title}  (better →)")

@@ -7,7 +7,7 @@ import numpy as np
 
 from mtkit.evaluation.plots import SHOWN
 from mtkit.experiments.pictures.canvas import FAINT, INK, STYLES, entitle, new_figure, shortened
-from mtkit.experiments.pictures.points import Point, is_wide, logarithmic, omissions, scale_of, scored, short
+from mtkit.experiments.pictures.points import Point, is_wide, logarithmic, omissions, scale_of, scored, to_label
 
 ACROSS = {
     "updates": ("update", "updates"),
@@ -103,7 +103,7 @@ def draw_curves(points: Sequence[Point], metric: str, title: str) -> Any:
     entitle(
         figure,
         f"{title}: validation {scale.name}" + (f", mean and {band}" if most > 1 else ""),
-        f"In colour: the best {MOST} and the first entry; in grey: {grey} others." if grey else "",
+        f"In colour: the best {MOST} and the first entry; in grey: {grey} more." if grey else "",
         "Thin lines and small dots: seeds outside the range that all seeds have." if _any_tails(grid) else "",
         omissions(points),
     )
@@ -159,7 +159,7 @@ def _panel(
     if is_wide(ends):
         logarithmic(axes, "x")
     else:
-        axes.xaxis.set_major_formatter(lambda value, _: short(value))
+        axes.xaxis.set_major_formatter(to_label)
 
 
 def _line(seed: Sequence[Mapping[str, Any]], across: str, measure: str) -> tuple[np.ndarray, np.ndarray]:

@@ -143,15 +143,21 @@ def logarithmic(axes: Any, axis: str) -> None:
     low, high = getattr(axes, f"get_{axis}lim")()
     line = getattr(axes, f"{axis}axis")
     line.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
-    line.set_major_formatter(lambda value, _: short(value))
+    line.set_major_formatter(to_label)
     line.set_minor_formatter(NullFormatter())
 
 
-def short(number: float) -> str:
-    """Return a number in at most 4 digits with its unit prefix: 950, 1.2k, 7.1M, 3G."""
+def to_label(value: float, _: int | None = None) -> str:
+    """Return the label of a tick with all digits of its value, so that near ticks have different labels."""
+    return short(value, digits=6)
+
+
+def short(number: float, digits: int = 3) -> str:
+    """Return a number in at most `digits` + 1 digits with its unit prefix: 950, 1.2k, 7.1M, 3G."""
     for prefix in ("", "k", "M", "G", "T", "P"):
-        if abs(number) < 999.5 or prefix == "P":
-            return f"{number:.3g}{prefix}"
+        shown = f"{number:.{digits}g}"
+        if abs(float(shown)) < 1000 or prefix == "P":
+            return shown + prefix
         number /= 1000
     raise AssertionError
 

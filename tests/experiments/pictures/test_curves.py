@@ -134,5 +134,5 @@ def test_of_many_entries_the_best_and_the_first_are_in_colour() -> None:
     best = sorted(points, key=lambda each: -each.mean)[:MOST]
     assert wide == {each.name for each in [*best, points[0]]}
     assert len({lines[name].get_color() for name in wide}) == MOST + 1
-    assert "in grey: 70 others" in words(figure)
+    assert "in grey: 70 more" in words(figure)
     assert np.isfinite(figure.axes[0].get_ylim()).all()

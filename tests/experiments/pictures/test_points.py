@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from mtkit.experiments.pictures.points import Point, is_wide, listed, omissions, scale_of, scored, short
+from mtkit.experiments.pictures.points import Point, is_wide, listed, omissions, scale_of, scored, short, to_label
 from tests.experiments.pictures.points import point
 
 
@@ -94,6 +94,10 @@ def test_ticks_of_scores_do_not_crowd() -> None:
 )
 def test_numbers_are_short(number: float, text: str) -> None:
     assert short(number) == text
+
+
+def test_labels_of_near_ticks_differ() -> None:
+    assert [to_label(tick) for tick in (269.1e9, 269.15e9, 269.2e9, 1e6)] == ["269.1G", "269.15G", "269.2G", "1M"]
 
 
 def test_wide_values_differ_by_a_factor_of_ten() -> None:
