@@ -160,8 +160,9 @@ def _too_large(record: dict[str, Any]) -> list[str]:
     if record["settings"].get("tokenizer_from"):
         return []
     return [
-        f"warning: the {name} vocabulary is large for this text: {use['rare']:,} of {use['used']:,} pieces occur fewer "
-        f"than {RARE} times in training; try --vocabulary {-(-use['enough'] // 8) * 8} (data.tokenizer.vocabulary)"
+        f"warning: the {name} vocabulary is large for this text: {use['rare']:,} of the {use['used']:,} pieces that "
+        f"it has occur fewer than {RARE} times; try --vocabulary {-(-use['enough'] // 8) * 8} "
+        "(data.tokenizer.vocabulary)"
         for name, use in record["sides"]["train"].get("use", {}).items()
         if use["rare"] > use["used"] / 2
     ]

@@ -182,7 +182,7 @@ def _explain(error: PydanticError) -> str:
     """Describe the first error of a recipe in one line."""
     fault = error.errors()[0]
     place = [str(part) for part in fault["loc"]]
-    if fault["type"] == "extra_forbidden":
+    if fault["type"] in ("extra_forbidden", "invalid_key"):  # the second is a number in place of a name
         return f"unknown setting {shown('.'.join(place))}{did_you_mean(place[-1], _keys_at(place[:-1]))}"
     return explain(error)
 

@@ -27,6 +27,7 @@ PAIR = {"source": "a", "target": "b"}
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({1: 1}, ["unknown setting '1'"]),
         ({"trainig": {}}, ["trainig", "did you mean 'training'"]),
         ({"training": {"max_update": 3}}, ["training.max_update", "max_updates"]),
         ({"data": {"tokenizer": {"vocab": 3}}}, ["data.tokenizer.vocab"]),
