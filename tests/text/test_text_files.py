@@ -107,6 +107,7 @@ def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
         (b"PK\x03\x04\xff", r"text is a ZIP file; extract its text, as with `unzip -p`"),
         ("a\n".encode("utf-16"), r"text is not UTF-8 but UTF-16; convert it with `iconv -f utf-16 -t utf-8`"),
     ],
+    ids=["gzip", "xz", "bzip2", "zstd", "zip", "utf-16"],
 )
 def test_other_formats_are_told_from_other_encodings(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(content)
