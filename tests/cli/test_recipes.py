@@ -49,7 +49,7 @@ def test_the_list_has_a_line_for_each_recipe() -> None:
     assert shown.exit_code == 0
     names = [line.split("  ")[0] for line in shown.stdout.split("\n")[1:] if line and not line.startswith(" ")]
     assert names == list(recipe_file.shipped())
-    assert max(map(len, shown.stdout.split("\n"))) < 140
+    assert max(map(len, shown.stdout.split("\n"))) < 150  # a terminal that is narrower wraps them
 
 
 def test_what_is_shown_is_a_recipe(tmp_path: Path) -> None:
