@@ -138,7 +138,7 @@ def describe(name: str) -> str:
 
 
 def _indented(lines: Sequence[str], width: int) -> str:
-    """Return the lines indented, with further indentation where a line is wrapped."""
+    """Return the lines indented, and the second part of a wrapped line further."""
     return "\n".join(wrapped(f"  {line}", width, indent="    ") for line in lines)
 
 

@@ -75,7 +75,7 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
 
 
 def check_standard_output(output: Path | None, read: Mapping[str, Path | None], *, prints: bool) -> None:
-    """Check standard output if there is no `output`; `prints` says whether it then gets the lines.
+    """Check standard output if there is no `output`; with `prints` it then gets the lines.
 
     Raises: MtkitError if it is closed and gets them, and if the shell appends it to a file that is read, which would
     never end.

@@ -109,9 +109,7 @@ def heads_for(
         say(f"words are aligned by {Heads()}: {error}")
         return Heads()
     chosen = replace(best_heads(network, run.tokenizers, side, probabilities), weights=digest(run.weights(checkpoint)))
-    follows = (
-        "" if chosen.agreement is None else f", where they follow the lexicon in {chosen.agreement:.0%} of the pieces"
-    )
+    follows = "" if chosen.agreement is None else f"; they follow the lexicon in {chosen.agreement:.0%} of the pieces"
     try:
         write_json(inside(run.folder, FILE), asdict(chosen))
         where = f"stored in {run.folder / FILE}"

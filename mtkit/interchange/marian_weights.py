@@ -66,10 +66,10 @@ def converted_weights(
     def take(*names: str) -> Tensor:
         """Return the first of these weights that exists: libraries save tied weights under one of their names."""
         used.update(names)
-        found = next((name for name in names if name in theirs), None)
-        if found is None:
+        stored = next((name for name in names if name in theirs), None)
+        if stored is None:
             raise RunError(f"the weight {names[0]} is missing")
-        return real(found, theirs[found])
+        return real(stored, theirs[stored])
 
     weights = {ours: take(name) for ours, name in layer_names(settings)}
     if settings.tie == "all":

@@ -35,6 +35,6 @@ def _descriptions(settings: type[BaseModel]) -> dict[str, str]:
 
 
 def json_schema(settings: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON schema of a class of settings that is defined at the top level of a module."""
+    """Return the JSON schema of a settings class, which must be defined at the top level of its module."""
     standard = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return standard | settings.model_json_schema(schema_generator=_Described)

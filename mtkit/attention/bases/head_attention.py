@@ -144,7 +144,7 @@ class HeadAttention(Attention):
         weights: Tensor | None = None,
         visible: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The losses of the regularizer, whose `forward` says the shapes; none outside training."""
+        """The losses of the regularizer, with the shapes of its `forward`; none outside training."""
         if self.regularizer is None or not self.training:
             return {}
         result: dict[str, Tensor] = self.regularizer(inputs, heads, values, weights, visible)

@@ -25,7 +25,7 @@ class Peer:
 
     package: str
     install: str
-    """Command that installs it beside mtkit."""
+    """Command that installs it in the environment of mtkit."""
     decoder: str
     """Module of this folder, and its class that decodes."""
     trainer: str | None = None

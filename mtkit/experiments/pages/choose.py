@@ -152,9 +152,12 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
     for question in shown:
         full = question.measured["full"].score
         tested = [entry.score.p for entry in question.measured.values() if entry.score.p is not None]
-        found = ", no test; differences of a few points may be chance"  # one seed, or the same score from all seeds
+        # if there is one seed, or all seeds have the same score
+        significance = (
+            ", no test; differences of a few points may be chance"  # one seed, or the same score from all seeds
+        )
         if full.low is not None and full.high is not None:
-            found = (
+            significance = (
                 f"; {sum(p < LEVEL for p in tested)} of {len(tested)} differences to `full` ({full.mean:.1f}, 95% "
                 f"interval {full.low:.1f} to {full.high:.1f}) are significant at {LEVEL:.0%} after Holm's correction"
             )
@@ -162,7 +165,7 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
             f" The study has {_trained(question)}; the mechanisms have their default options ([{question.study}.yaml]"
             f"(../studies/{question.study}.yaml))."
         )
-        result = f"`{question.head}`: {seeds(question)}{found}."
+        result = f"`{question.head}`: {seeds(question)}{significance}."
         if question.study != first.study:
             lines.append(f"- {result}{models}")
         elif question is first:

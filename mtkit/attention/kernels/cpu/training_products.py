@@ -39,8 +39,8 @@ def _forward(module: nn.Linear, x: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., I) to x W^T + b (..., O), with gradients, but no second derivatives if oneDNN computes it.
 
-    weight (O, I), bias (O,). PyTorch computes all but float32 without autocast on the CPU, and all if
-    oneDNN is disabled.
+    weight (O, I), bias (O,). oneDNN computes float32 on these processors if it is enabled and autocast is
+    not; PyTorch computes the rest.
     """
     if not _is_faster(x, weight):
         return F.linear(x, weight, bias)
