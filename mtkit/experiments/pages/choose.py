@@ -152,10 +152,8 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
     for question in shown:
         full = question.measured["full"].score
         tested = [entry.score.p for entry in question.measured.values() if entry.score.p is not None]
-        # if there is one seed, or all seeds have the same score
-        significance = (
-            ", no test; differences of a few points may be chance"  # one seed, or the same score from all seeds
-        )
+        # with one seed, or the same score from all seeds
+        significance = ", no test; differences of a few points may be chance"
         if full.low is not None and full.high is not None:
             significance = (
                 f"; {sum(p < LEVEL for p in tested)} of {len(tested)} differences to `full` ({full.mean:.1f}, 95% "
