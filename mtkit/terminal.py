@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -76,27 +75,43 @@ def markdown(rows: Rows, *, left: Collection[int] = (0,)) -> str:
 
 
 def wrapped(text: str, width: int | None, *, indent: str = "") -> str:
-    """Wrap each line of the text between words if it is longer than `width`; further lines begin with `indent`."""
+    """Wrap each line of the text between words if it is wider than `width`; further lines begin with `indent`."""
     if width is None:
         return text
     return "\n".join(_wrap(line, max(width, len(indent) + 20), indent) for line in text.split("\n"))
 
 
 def _wrap(text: str, width: int, indent: str = "") -> str:
-    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    """Wrap a line of text; words are never divided."""
+    lines = [""]
+    for word in re.findall(" *[^ ]+", text):  # with the spaces before it; a no-break space is part of a word
+        if lines[-1] and _width(lines[-1] + word) > width:
+            lines.append(indent + word.lstrip(" "))
+        else:
+            lines[-1] += word
     return "\n".join(lines)
+
+
+def _width(text: str) -> int:
+    """Return the columns that a text takes in a terminal: two for a wide letter, none for a combining mark."""
+    if text.isascii():
+        return len(text)
+    from wcwidth import wcswidth  # a requirement of tabulate[widechars]
+
+    width = int(wcswidth(text))
+    return width if width >= 0 else len(text)  # negative with control characters
 
 
 def _least_width(column: Sequence[str], is_text: bool) -> int:
     """Return the width of the longest word in the head, and in the cells if they are text, else of the longest cell."""
     head, *cells = column
     words = [*head.split(), *(word for cell in cells for word in (cell.split() if is_text else [cell]))]
-    return max(map(len, words), default=0)
+    return max(map(_width, words), default=0)
 
 
 def _wrapped(rows: Rows, least: Sequence[int], width: int) -> Rows:
     """Return the rows with line breaks that make the table at most `width` wide, if the `least` widths allow it."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     while sum(widths) + 2 * (len(widths) - 1) > width:
         free = [place for place, most in enumerate(widths) if most > least[place]]
         if not free:

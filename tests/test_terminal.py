@@ -80,6 +80,19 @@ def test_lines_are_wrapped_one_by_one() -> None:
     assert wrapped(text, 22, indent="  ") == "one two three four\n  five\nsix"
 
 
+def test_wrapping_counts_two_columns_for_a_wide_letter() -> None:
+    assert (
+        wrapped("日本語 機械翻訳 e\u0301e\u0301e\u0301 four", 22, indent="  ")
+        == "日本語 機械翻訳 e\u0301e\u0301e\u0301\n  four"
+    )
+    assert aligned([("name", "日本 語"), ("翻訳", "1"), ("full", "23")], width=9) == (
+        "name  日本\n"
+        "        語\n"
+        "翻訳     1\n"
+        "full    23"
+    )  # fmt: skip
+
+
 def test_only_a_terminal_has_a_width() -> None:
     assert stdout_width() is None
 

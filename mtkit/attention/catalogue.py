@@ -128,7 +128,7 @@ def describe(name: str) -> str:
     width = stdout_width() or 120
     lines = [f"  {key:8} {value}" for key, value in facts.items() if value is not None]
     parts = [
-        f"{mechanism.name}: {mechanism.summary}",
+        wrapped(f"{mechanism.name}: {mechanism.summary}", width),
         "\n".join(wrapped(line, width, indent=" " * 11) for line in lines),
         "\n".join(["options (--attention-option NAME=VALUE, for one role ROLE.NAME=VALUE)", *_options(mechanism)]),
         _indented(_meanings(mechanism), width),
@@ -137,9 +137,26 @@ def describe(name: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+FORMULA = "    "
+"""Start of a line of formulas in a docstring; two spaces separate the formulas of a line."""
+
+OPERATOR = re.compile(r"(?<=\S) ([-+*/.=<>]|<-|<=|>=) (?=\S)")
+
+NO_BREAK = "\u00a0"
+
+
 def _indented(lines: Sequence[str], width: int) -> str:
-    """Return the lines indented, and the second part of a wrapped line further."""
-    return "\n".join(wrapped(f"  {line}", width, indent="    ") for line in lines)
+    """Return the lines indented, and the second part of a wrapped line further.
+
+    No line breaks within a formula of a line of formulas, or beside an operator.
+    """
+    parts = []
+    for line in lines:
+        if line.startswith(FORMULA):
+            parts.append(wrapped("  " + re.sub(r"(?<=\S) (?=\S)", NO_BREAK, line), width, indent=f"  {FORMULA}"))
+        else:
+            parts.append(wrapped("  " + OPERATOR.sub(rf"{NO_BREAK}\1{NO_BREAK}", line), width, indent="    "))
+    return "\n".join(parts).replace(NO_BREAK, " ")
 
 
 def _meanings(mechanism: Mechanism) -> list[str]:
@@ -150,13 +167,20 @@ def _meanings(mechanism: Mechanism) -> list[str]:
 
 
 def _items(documentation: str) -> list[str]:
-    """Return a docstring after its first line, with a line for each paragraph and each item such as "Cost: ..."."""
+    """Return a docstring after its first line: a line for each paragraph, item ("Cost: ...") and line of formulas.
+
+    An item begins after the end of a sentence. Text after formulas is indented.
+    """
     lines: list[str] = []
     for line in documentation.split("\n")[1:]:
-        if lines and lines[-1] and re.match(r"(?![A-Z]\w*: )\S", line):
-            lines[-1] += f" {line}"
-        else:
+        last = lines[-1] if lines else ""
+        is_item = re.match(r"[A-Z]\w*: ", line) is not None and last.endswith(".")
+        if not (line and last) or is_item or line.startswith(FORMULA):
             lines.append(line)
+        elif last.startswith(FORMULA):
+            lines.append(f"  {line}")
+        else:
+            lines[-1] += f" {line}"
     return "\n".join(lines).strip("\n").split("\n") if any(lines) else []
 
 

@@ -92,6 +92,23 @@ def test_a_page_says_what_options_mean() -> None:
     assert "window_radius: number of tokens seen on each side" in describe("band")
 
 
+def test_a_page_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "stdout_width", lambda: 80)
+    for name in mechanisms():
+        assert max(map(len, describe(name).split("\n"))) <= 80, name
+
+
+def test_a_page_does_not_divide_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "stdout_width", lambda: 80)
+    assert (
+        "    softmax between landmarks, the heads are\n"
+        "      F Z B V + DConv(V),  Z_0 = M^T / (|M|_1 |M|_inf),\n"
+        "      Z <- 1/4 Z (13 I - M Z (15 I - M Z (7 I - M Z))),\n"
+        "    which iterates Z"
+    ) in describe("nystrom")
+    assert "\n  K: the norm" not in describe("gated-delta")  # K ends a sentence, and begins a line of the docstring
+
+
 @pytest.mark.parametrize(
     ("name", "option", "default"),
     [
