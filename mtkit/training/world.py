@@ -111,8 +111,11 @@ class World:
         self.rank = int(os.environ.get("RANK", "0"))
         if self.size > 1 and (device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())):
             local = int(os.environ.get("LOCAL_RANK", "0"))
-            if local >= torch.cuda.device_count():
-                raise RunError(f"process {local} has no GPU: this machine has {torch.cuda.device_count()}")
+            count = torch.cuda.device_count()
+            if local >= count:  # in words that all these processes share: torchrun's user reads them once
+                wanted = os.environ.get("LOCAL_WORLD_SIZE", str(self.size))
+                fewer = f"start {count} here with --nproc-per-node {count}, or " if count else ""
+                raise RunError(f"a GPU per process: this machine has {count} for {wanted}; {fewer}use --device cpu")
             device = f"cuda:{local}"
             # before any allocation, which would otherwise be on the first GPU
             torch.cuda.set_device(torch.device(device))

@@ -46,9 +46,17 @@ def test_a_process_touches_no_other_gpu_than_its_own(name: str, monkeypatch: pyt
 
 def test_a_process_without_a_gpu_of_its_own_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(RunError, match="process 1 has no GPU: this machine has 1"):
-        World("auto")
+    messages = set()
+    for local in ("1", "2"):
+        monkeypatch.setenv("LOCAL_RANK", local)
+        with pytest.raises(RunError, match="this machine has 1 for 3; start 1 here with --nproc-per-node 1") as caught:
+            World("auto")
+        messages.add(str(caught.value))
+    assert len(messages) == 1  # which is printed once
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(RunError, match="this machine has 0 for 3; use --device cpu"):
+        World("cuda")
     assert World("cpu").device == torch.device("cpu")
