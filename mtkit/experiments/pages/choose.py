@@ -10,6 +10,8 @@ from mtkit.terminal import markdown
 
 MOST = 5
 """Maximum names in a list."""
+NO_TEST = ("", "", "")
+"""Cells of a row that is not a test: score of `full`, seeds, significant differences."""
 LEARNED = 90.0
 """Score from which a mechanism counts as able to do the task."""
 MADE = "Made by `python -m mtkit.experiments.pages.write` from [the results of the studies](../studies/README.md)."
@@ -26,9 +28,10 @@ def choose_page(answers: Sequence[Question], longer: Question) -> str:
     shown = [question for question in answers if question.complete]
     parts = [
         "# Which attention?",
-        MADE,
-        markdown(_answers(shown), left=(0, 1, 2)),
+        "This page names the attention mechanisms that were best at each use in small studies, which compare "
+        f"{len(shown[0].measured)} mechanisms with `full`, the attention of the Transformer. {MADE}",
         _legend(shown),
+        markdown(_answers(shown), left=(0, 1, 2)),
         "\n".join(_advice(shown, longer)),
         "![Token match against the cost of a long layer, a dot per mechanism, coloured by family](choose.png)",
         "## How sure is this?",
@@ -41,31 +44,54 @@ def choose_page(answers: Sequence[Question], longer: Question) -> str:
 
 
 def _legend(shown: Sequence[Question]) -> str:
-    """Return the meanings of scores, marks and letters."""
+    """Return the meanings of scores, marks, letters and the last columns."""
     translated = [f"`{question.head}`" for question in shown if question.column == "chrF"]
     chrf = f" (chrF in {' and '.join(translated)})" * bool(translated)
-    scores = f"- Scores: the percentage of words at the right position{chrf}; means over seeds."
-    return "\n".join([*MARKS, scores])
+    scores = (
+        f"- Scores: the percentage of words at the right position{chrf}; means over seeds. The last column has the "
+        f"number of mechanisms that differ significantly from `full` ({LEVEL:.0%}, after Holm's correction)."
+    )
+    return "\n".join([scores, *MARKS])
 
 
 def _answers(shown: Sequence[Question]) -> list[tuple[str, ...]]:
     """Return a row per use: the best mechanisms, and the best whose cost grows less than T²."""
-    rows: list[tuple[str, ...]] = [("you need", "best", "best at a cost below O(T²)")]
+    rows: list[tuple[str, ...]] = [
+        ("you need", "best", "best at a cost below O(T²)", "`full` (95% interval)", "seeds", "differ")
+    ]
     for question in shown:
-        full = question.measured["full"].score.mean
-        rows.append((f"{question.use}; `full` has {full:.1f}", *_best(question.measured.values())))
+        rows.append((question.use, *_best(question.measured.values()), *_significance(question)))
     first, state = shown[0], states(shown[0])
     small = [first.measured[name] for name, size in state.items() if size <= SAVING * state["full"]]
     rows.append(
-        (f"little memory: at most {SAVING:.0%} of the decoding state of `full` (`{first.head}`)", *_best(small))
+        (
+            f"little memory: at most {SAVING:.0%} of the decoding state of `full` (`{first.head}`)",
+            *_best(small),
+            *NO_TEST,
+        )
     )
     times = {name: of[LENGTH] for name, of in speeds().items() if LENGTH in of}
     sound = sorted((name for name in times if not _worse(name, shown)), key=lambda name: -times[name])[:MOST]
     fastest = ", ".join(f"`{name}` {letters(name)} {_speed(times[name])}" for name in sound) or "none"
     rows.append(
-        (f"a layer that is fast at {LENGTH:,} tokens, and no - in any test; times as fast as `full`", "", fastest)
+        (
+            f"a layer that is fast at {LENGTH:,} tokens, and no - in any test; times as fast as `full`",
+            "",
+            fastest,
+            *NO_TEST,
+        )
     )
     return rows
+
+
+def _significance(question: Question) -> tuple[str, str, str]:
+    """Return the score of `full`, the number of seeds, and the number of significant differences."""
+    full = question.measured["full"].score
+    tested = [entry.score.p for entry in question.measured.values() if entry.score.p is not None]
+    if full.low is None or full.high is None:  # with one seed, or the same score from all seeds
+        return f"{full.mean:.1f}", f"{question.seeds}", "no test"
+    differing = f"{sum(p < LEVEL for p in tested)} of {len(tested)}"
+    return f"{full.mean:.1f} ({full.low:.1f} to {full.high:.1f})", f"{question.seeds}", differing
 
 
 def _best(measured: Iterable[Measured]) -> tuple[str, str]:
@@ -144,32 +170,22 @@ def seeds(question: Question) -> str:
 def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]:
     first = shown[0]
     lines = [
-        f"- This is a scale model: {_trained(first)}, one learning rate. Sources are about 30 times shorter than "
-        f"documents, and windows, blocks, strides and ranks are smaller too ([{first.study}.yaml]"
-        f"(../studies/{first.study}.yaml)). It shows what an attention learns, and how soon; it does not "
-        "show the quality of translations. A mechanism that needs another rate or size is better than it looks here."
+        f"- {_heads([question for question in shown if question.study == first.study])}: {_trained(first)}, one "
+        f"learning rate ([{first.study}.yaml](../studies/{first.study}.yaml)). Sources are about 30 times shorter than "
+        "documents, and windows, blocks, strides and ranks are smaller too. These models show what an attention "
+        "learns, and how soon, not the quality of translations. A mechanism that needs another rate or size is better "
+        "than it looks here."
     ]
-    for question in shown:
-        full = question.measured["full"].score
-        tested = [entry.score.p for entry in question.measured.values() if entry.score.p is not None]
-        # with one seed, or the same score from all seeds
-        significance = ", no test; differences of a few points may be chance"
-        if full.low is not None and full.high is not None:
-            significance = (
-                f"; {sum(p < LEVEL for p in tested)} of {len(tested)} differences to `full` ({full.mean:.1f}, 95% "
-                f"interval {full.low:.1f} to {full.high:.1f}) are significant at {LEVEL:.0%} after Holm's correction"
-            )
-        models = (
-            f" The study has {_trained(question)}; the mechanisms have their default options ([{question.study}.yaml]"
-            f"(../studies/{question.study}.yaml))."
-        )
-        result = f"`{question.head}`: {seeds(question)}{significance}."
-        if question.study != first.study:
-            lines.append(f"- {result}{models}")
-        elif question is first:
-            lines.append(f"- {result}")
-        else:
-            lines[1] += f" {result}"
+    lines += [
+        f"- {_heads([question])}: {_trained(question)}; the mechanisms have their default options "
+        f"([{question.study}.yaml](../studies/{question.study}.yaml))."
+        for question in shown
+        if question.study != first.study
+    ]
+    untested = [question for question in shown if question.seeds == 1]
+    lines += [f"- {_heads(untested)}: no test with one seed; differences of a few points may be chance."] * bool(
+        untested
+    )
     missing = [
         f"{question.use}, {sum(len(entry.rows) for entry in question.measured.values())} trainings of {question.total} "
         f"entries (`mtkit compare --study {question.study}`{_minutes(question, shown)})"
@@ -184,6 +200,10 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
         "paper with these results; [cost.md](cost.md) has speed and memory "
         "with equal work at 4,096 and 16,384 tokens, in the decoder too.",
     ]
+
+
+def _heads(questions: Sequence[Question]) -> str:
+    return ", ".join(f"`{question.head}`" for question in questions)
 
 
 def _trained(question: Question) -> str:

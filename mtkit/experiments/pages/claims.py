@@ -23,8 +23,9 @@ def claims_page(answers: Sequence[Question]) -> str:
     total = ", ".join(f"{counts[result]} {result}" for result in sorted(counts, key=lambda result: -counts[result]))
     parts = [
         "# Claims of the papers, compared with results here",
-        f"{MADE} Of {len(rows) - 1} claims: {total}.",
-        "The verdict is computed from the score in the nearest task:\n\n"
+        "This page lists what the paper of each mechanism claims, with the mechanism's score in the task that is "
+        f"nearest to the claim. Of {len(rows) - 1} claims: {total}.",
+        "The verdict is computed from this score:\n\n"
         f"- held: better than `full` (p < {LEVEL:g}, corrected), or, if the claim is equal quality at a lower cost, "
         f"with 95% confidence at most {MARGIN:g} points lower;\n"
         f"- worse after this training: worse (p < {LEVEL:g}, corrected); this does not contradict the paper, because "
@@ -33,7 +34,7 @@ def claims_page(answers: Sequence[Question]) -> str:
         "- not seen at this size: any other result;\n"
         "- not measured: the task has no complete results yet, or no task here would show it.\n\n"
         "Models and tasks here are small, and most papers trained large models. [choose.md](choose.md) explains the "
-        "scores and their marks.",
+        f"scores and their marks. {MADE}",
         markdown(rows, left=(0, 1, 2, 5)),
     ]
     return "\n\n".join(parts) + "\n"

@@ -23,11 +23,11 @@ def slow_page(question: Question, longer: Question) -> str:
         rows.append((f"`{entry.name}`", letters(entry.name), *scores, why[entry.name].low or ""))
     parts = [
         "# Mechanisms that learn slowly",
-        MADE,
-        f"These mechanisms are worse than `full` in the column `{question.head}` of [choose.md](choose.md), which "
-        "explains scores, marks and letters. "
+        f"This page lists the mechanisms that are worse than `full` in the column `{question.head}` of "
+        "[choose.md](choose.md), and why: some only need more updates. choose.md explains scores, marks and letters. "
         + (f"The scores after {updates(longer)} updates have {seeds(longer)}. " if later else "")
-        + "The reasons follow from the equations; `mtkit attentions NAME` names the paper.",
+        + "The reasons follow from the equations; `mtkit attentions NAME` names the paper. "
+        + MADE,
         markdown(rows, left=(0, 1, len(rows[0]) - 1)),
     ]
     return "\n\n".join(parts) + "\n"
