@@ -126,27 +126,29 @@ def score(
     """Score translations, with confidence intervals and signatures.
 
     Without arguments, the latest translations of the latest run are scored by the recipe's metrics: BLEU, chrF and TER,
-    or exact and token match of a built-in task. Token match is the percentage of positions with the right word, of the
-    longer of hypothesis and reference. 95% confidence intervals are percentiles of bootstrap resamples; exact match has
-    Wilson's interval. The first of several systems is
-    the baseline: the others are printed with their difference from it and p-values by paired bootstrap and approximate
-    randomisation. The sacrebleu command computes the same scores from the same files.
+    or exact and token match of a built-in task. Token match is the percentage of positions with the right word, among
+    the positions of the longer of hypothesis and reference. 95% confidence intervals are percentiles of bootstrap
+    resamples; exact match has Wilson's interval. The first of several systems is the baseline: the others are printed
+    with their difference from it and p-values by paired bootstrap and approximate randomisation. The sacrebleu command
+    computes the same scores from the same files.
 
     --metric comet runs the comet-score command, which has its own environment: MTKIT_COMET=/path/to/comet-score.
     --segment-scores adds the mean of the segment scores of any metric, with the same intervals and tests.
 
-    --documents prints BLEU and chrF of documents, the lines of each joined to one segment (d-BLEU), with intervals and
-    tests over documents; scores by the number of the line in its document; and the consistency of terms: of all pairs
-    of occurrences of a source word in a document, the percentage that is translated alike, also in the reference. Words
-    are linked by a statistical model of the same lines. A blank line or a changed id ends a document.
+    --documents prints BLEU and chrF of whole documents (d-BLEU, d-chrF: the lines of a document are one segment), with
+    intervals and tests over documents; scores by line number in the document; and the consistency of terms: of all
+    pairs of occurrences of a source word in a document, the percentage that is translated alike, also in the reference.
+    Words are linked by a statistical model of the same lines. A blank line or a changed id ends a document.
 
     --contrastive prints how often the right translation has a higher log-probability than each wrong one, by label. A
-    line is {"source": "...", "right": "...", "wrong": ["..."]}; optional are the sentences before it, "source_context"
-    and "target_context": ["...", ...], and "labels": {"kind": "pronoun", "distance": 4}. Intervals are Wilson's; runs
-    are compared by McNemar's exact test. Each run keeps the scores of all segments in its folder.
+    line is {"source": "...", "right": "...", "wrong": ["..."]}, with optional "source_context" and "target_context":
+    ["...", ...], the preceding sentences, and "labels": {"kind": "pronoun", "distance": 4}. Intervals are Wilson's;
+    runs are compared by McNemar's exact test. Each run keeps the scores of all segments in its folder.
 
     --gold-alignments prints the alignment error rate (Och and Ney, 2003) of the links by a run's attention, or of the
     links in --hypothesis. Sure links are written 0-0, possible ones 1p2 or 1?2, or all in NAACL's form, "18 1 2 P".
+
+    --direction, --checkpoint, --device and --threads apply only to --contrastive and --gold-alignments.
 
     \b
     Examples:

@@ -78,7 +78,10 @@ def translate(
     ] = None,
     prefix: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Texts with which the translations of --input must begin, one per line, or none."),
+        Option(
+            metavar="FILE",
+            help="Text with which each translation of --input must begin, one per line; lines may be empty.",
+        ),
     ] = None,
     part: Annotated[
         str | None, Option(metavar="I/N", help="Translate part I of N of --input only, into a file of that part.")
@@ -100,7 +103,8 @@ def translate(
     alignments: Annotated[
         Path | None,
         Option(
-            metavar="FILE", help="Write which words belong together, as 0-0 1-2: source word first, counted from 0."
+            metavar="FILE",
+            help="Write the links of words, e.g. 0-0 1-2: source word, then target word, counted from 0.",
         ),
     ] = None,
     method: Annotated[str | None, Option(help="Search: greedy, beam or sample.")] = None,
@@ -114,10 +118,10 @@ def translate(
     ] = None,
     document_pieces: Annotated[
         int | None,
-        Option(help="Maximum source pieces of lines of a document to translate at once.  [default: as trained]"),
+        Option(help="Maximum source pieces of document lines to translate together.  [default: as trained]"),
     ] = None,
     context: Annotated[
-        int | None, Option(help="Lines of a long document to read again before the next.  [default: 0]")
+        int | None, Option(help="Previous lines of a long document to read again before the next ones.  [default: 0]")
     ] = None,
     no_repeat_ngram: Annotated[int | None, Option(help="Forbid repeated n-grams of this many pieces.")] = None,
     n_best: Annotated[int | None, Option(help="Translations per line, printed as line number, score, text.")] = None,
@@ -154,9 +158,7 @@ def translate(
     dtype: Arithmetic = "auto",
     engine: Annotated[
         str,
-        Option(
-            help="Decoder: mtkit, ctranslate2, or auto (ctranslate2 where installed and able to do the same, on CPUs)."
-        ),
+        Option(help="Decoder: mtkit, ctranslate2, or auto (on CPUs ctranslate2, if installed and able to)."),
     ] = "auto",
     threads: Threads = None,
 ) -> None:
@@ -164,22 +166,22 @@ def translate(
 
     Without --input, the prepared test sides are translated by the latest run. N lines in give N lines out. Decoding
     settings default to the run's recipe. The same command resumes a killed translation of --input to --output.
-    An ensemble averages the probabilities of its runs. A shortlist also contains the pieces of the source and frequent
-    pieces; its lexicon is learned from the prepared data at first use and kept with the run.
+    Several runs form an ensemble, which averages their probabilities. --shortlist also allows the pieces of the source
+    and frequent pieces; its lexicon is learned from the prepared data at first use and kept with the run.
 
-    --alignments writes a line per line: each word of the translation with the source word that gets the most
-    attention, by the heads that follow the lexicon best on the validation side; they are chosen at first use. Words are
-    separated by white space; in Chinese, Japanese, Thai, Lao, Khmer and Burmese text each character is a word.
+    --alignments links each word of a translation with the source word that gets the most attention, by the heads that
+    agree best with a lexicon on the validation side; they are chosen at first use. Words are separated by white space;
+    in Chinese, Japanese, Thai, Lao, Khmer and Burmese text each character is a word.
 
-    --glossary gives the terms of a line their translations, by beam search with required pieces. A term matches whole
-    words, also at the start of a sentence and in capitals. A line of the file with one column names a term that stays
-    as it is. The terms that translations contain and lack are counted.
+    --glossary names terms that translations must contain; beam search writes them. A term matches whole words, also at
+    the start of a sentence and in capitals. A line of the file with one column names a term that stays as it is. A note
+    counts the terms that translations contain and lack.
 
     --markup translates the text of lines with tags (<b>, <x id="1"/>) and puts each tag around the words that belong
     to its words. Placeholders ({name}, %s) and text with translate="no" stay as they are.
 
-    --target prints the log-probability of each given translation. A run trained on documents scores it after the lines
-    that precede it in its document, on both sides, as many as fit; the log-probability is of the line only.
+    --target prints the log-probability of each given translation. A run trained on documents also reads as many
+    preceding lines of the document as fit, on both sides, but the log-probability is of the line only.
 
     --part divides --input by bytes, so that any machines can translate the parts of a large file; each line is in one
     part. Processes of torchrun take a part each. --join checks that all lines are there and writes --output.
