@@ -2,6 +2,10 @@
 
 Shapes in docstrings, here and in every mechanism: B batch, T query length, S memory length, H heads, D model width,
 K width of one head, N hypotheses of a segment.
+
+A stack is all layers of the encoder or of the decoder. A carry is what an attention hands to the attention of the next
+layer in its stack, such as scores or global nodes. A state is what decoding keeps from step to step, such as keys and
+values. Marks are integers per token: its sentence in a document, and whether it is a separator.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping

@@ -48,7 +48,7 @@ def map_batches(
     hypotheses: int = 1,
     most: int = MOST,
 ) -> Iterator[list[tuple[int, Result]]]:
-    """Batch by batch of `plan`, the index of each segment with its result; batch_tokens None: `usual_batch_tokens`.
+    """Yield the index of each segment with its result, by batches of `plan`; batch_tokens None: `usual_batch_tokens`.
 
     `work` returns the results of the segments with these indices. A batch that exceeds the memory is halved. On a CPU,
     at most `most` batches are computed at once.

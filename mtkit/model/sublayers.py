@@ -116,8 +116,8 @@ class FeedForward(nn.Module):
 class LayerNorm(nn.LayerNorm):
     """Layer norm in the type of its input and weights; sums are in float32 (Ba et al., 2016, arXiv 1607.06450).
 
-    CUDA's autocast would convert a low input and low weights to float32 and hand on float32: the tokens' vectors would
-    then be converted back in front of every product.
+    CUDA's autocast would convert bfloat16 inputs and weights to float32 and return float32, so that the tokens' vectors
+    would be converted back before every product.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -172,7 +172,7 @@ class CTranslate2Engine(ModelEngine):
 
 
 def _follows_rules(hypotheses: Found, beam: int, limit: int, lines: list[int] | None) -> bool:
-    """Whether mtkit's own search gives the same: all hypotheses end before the limit, with pieces that may come."""
+    """Whether mtkit's own search gives the same: all hypotheses end before the limit and have no forbidden piece."""
     return len(hypotheses) == beam and all(
         pieces[-1:] == [EOS]
         and len(pieces) < limit
@@ -184,7 +184,7 @@ def _follows_rules(hypotheses: Found, beam: int, limit: int, lines: list[int] | 
 
 
 def _has_lines(pieces: list[int], limits: list[int]) -> bool:
-    """Whether the pieces, EOS included, are lines below these limits, none of several lines empty, as in `Endings`."""
+    """Whether the pieces, EOS included, are lines below these limits, and none of several is empty."""
     ends = [place for place, piece in enumerate(pieces) if piece in (BREAK, EOS)]
     sizes = [*map(operator.sub, ends, [-1, *ends])]
     several = len(limits) > 1

@@ -52,7 +52,7 @@ def _check_seekable(path: Path) -> None:
 
 
 def begin_part(part: Part, source: Path, span: Span, outputs: Sequence[Path], about: Mapping[str, Any]) -> bool:
-    """Record what the part is made of, before it is translated; False if just that part is finished already.
+    """Record what the part is made of, before it is translated; return False if this same part is finished already.
 
     `about` are the JSON values of all else that the outputs depend on. Raises: MtkitError as `begin_outputs`.
     """

@@ -1,12 +1,12 @@
 """Ends of hypotheses: by EOS, and in the joint translation of several lines by a break after each line but the last.
 
 The translation of n joined lines gets exactly n - 1 breaks, so that it can be split into its lines: EOS is forbidden
-before the last line, a break in it, and both directly after a break. A line ends at its limit, so that one without end
-takes no room from the others. The last pieces before the limit of all lines are breaks and EOS, if the lines are not
-complete by then. If a translation's beginning is given, only its pieces may follow there.
+before the last line, a break within the last line, and both directly after a break. Each line has a limit at which it
+ends, so that an endless line takes no room from the others. If lines are missing shortly before the limit of the
+segment, the last pieces are the missing breaks and EOS. If a translation's beginning is given, it is forced.
 
-A hypothesis has lost its place if the model would have ended it instead of a line, or a line instead of the hypothesis:
-it has left out a line of the source, or translated one twice. It is marked as astray.
+A hypothesis has lost its place if it got a break although the forbidden EOS was likelier, or EOS although the forbidden
+break was: it has left out a line of the source, or translated one twice. It is marked as astray.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Endings:
     must: Tensor | None
     """(B, N), True if no other piece than `piece` (for ANY, EOS) may follow; None: others may."""
     doubt: Tensor | None = None
-    """(B, N), to be filled by the search: whether of EOS and a break the one that may not be next is the likelier."""
+    """(B, N), filled by the search: whether the forbidden one of EOS and break is likelier than the allowed one."""
 
     @property
     def constant(self) -> bool:

@@ -7,9 +7,9 @@ beam is wider by the number of required pieces than the beam of other segments, 
 that lacks terms ends only at its limit; there, hypotheses with the fewest missing terms are the best.
 
 As in Hu et al. (2019, https://aclanthology.org/N19-1090) all hypotheses of a batch are computed by the same operations.
-Unlike these papers, an occurrence counts wherever it is, also if the model wrote it unprompted: a hypothesis has the
-longest beginning of each term that its last pieces are (Knuth, Morris and Pratt, 1977), and has the term if the next
-piece does not continue the last word. Occurrences of one term do not overlap; occurrences of different terms may.
+Unlike these papers, an occurrence also counts if the model wrote it unprompted. For each term, the longest beginning
+of the term with which the hypothesis ends is tracked (Knuth, Morris and Pratt, 1977); a complete term counts if the
+next piece does not continue its last word. Occurrences of one term do not overlap; occurrences of different terms may.
 """
 
 from collections.abc import Sequence
