@@ -113,9 +113,9 @@ class World:
             local = int(os.environ.get("LOCAL_RANK", "0"))
             count = torch.cuda.device_count()
             if local >= count:  # in words that all these processes share: torchrun's user reads them once
-                wanted = os.environ.get("LOCAL_WORLD_SIZE", str(self.size))
+                wanted = f"{os.environ.get('LOCAL_WORLD_SIZE', self.size)} processes need a GPU each"
                 fewer = f"start {count} here with --nproc-per-node {count}, or " if count else ""
-                raise RunError(f"a GPU per process: this machine has {count} for {wanted}; {fewer}use --device cpu")
+                raise RunError(f"{wanted}, and this machine has {count}; {fewer}use --device cpu")
             device = f"cuda:{local}"
             # before any allocation, which would otherwise be on the first GPU
             torch.cuda.set_device(torch.device(device))

@@ -52,11 +52,13 @@ def test_a_process_without_a_gpu_of_its_own_is_one_clear_error(monkeypatch: pyte
     messages = set()
     for local in ("1", "2"):
         monkeypatch.setenv("LOCAL_RANK", local)
-        with pytest.raises(RunError, match="this machine has 1 for 3; start 1 here with --nproc-per-node 1") as caught:
+        with pytest.raises(
+            RunError, match=r"3 processes need a GPU .* has 1; start 1 here with --nproc-per-node 1"
+        ) as caught:
             World("auto")
         messages.add(str(caught.value))
     assert len(messages) == 1  # which is printed once
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(RunError, match="this machine has 0 for 3; use --device cpu"):
+    with pytest.raises(RunError, match="this machine has 0; use --device cpu"):
         World("cuda")
     assert World("cpu").device == torch.device("cpu")
