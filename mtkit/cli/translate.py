@@ -49,7 +49,8 @@ def translate(
         str | None, Option(metavar="FILE", help="Text file, one segment per line (.gz too); - is standard input.")
     ] = None,
     output: Annotated[
-        Path | None, Option(metavar="FILE", help="Output file (.gz too).  [default: standard output with --input]")
+        Path | None,
+        Option(metavar="FILE", help="Output file (.gz too); - is standard output, the default with --input."),
     ] = None,
     run: EnsembleFolders = None,
     name: EnsembleNames = None,
@@ -203,6 +204,7 @@ def translate(
       mtkit translate --input text.en --output text.de --part 2/8
       mtkit translate --input text.en --output text.de --join
     """
+    output = None if output == Path("-") and (input or target) else output
     options = dict(locals())  # all parameters, by name
     from mtkit.decoding.files import force_file, translate_file
     from mtkit.decoding.translator import joins_documents
@@ -225,9 +227,8 @@ def translate(
     runs = find_runs(run, name)
     chosen = recipe_of(runs[0], recipe, with_method(decoding))
     requested = True if document_ids is not None and documents is None else documents
-    forced, single = target is not None, {"scores": scores, "prefixes": prefix is not None}
-    single |= {"glossary": glossary is not None}
-    joined = joins_documents(runs, requested, chosen.decoding, **single, forced=forced, say=note)
+    single = {"scores": scores, "prefixes": prefix is not None, "glossary": glossary is not None}
+    joined = joins_documents(runs, requested, chosen.decoding, **single, forced=target is not None, say=note)
     use_threads(threads)
     translator = load_translator(runs, chosen.decoding, {**options, "device": device})
     recipe_data = chosen.data if "data" in chosen.model_fields_set else runs[0].recipe.data

@@ -59,11 +59,13 @@ def check_outputs(outputs: Sequence[Path], inputs: Iterable[Path] = ()) -> None:
     An output must not be an input, another output, a file that mtkit keeps in a run or in prepared data, or an
     unfinished file of another output. Links are followed. Devices and pipes are valid outputs.
 
-    Raises: MtkitError for such an output, for a folder, for a name of another compression than gzip, and for a path
-    that cannot be written.
+    Raises: MtkitError for such an output, for a folder, for a name of another compression than gzip, for -, and for a
+    path that cannot be written.
     """
     written: dict[Path, Path] = {}
     for output in outputs:
+        if output == Path("-"):
+            raise MtkitError("- is no name of an output file here; give another one, or /dev/stdout")
         if is_device(output):
             continue
         if output.suffix in OTHER_COMPRESSION:

@@ -46,6 +46,19 @@ def test_closed_standard_output_is_named_before_any_work(monkeypatch: pytest.Mon
     check_standard_output(Path("out"), {}, prints=True)
 
 
+def test_an_output_called_minus_is_standard_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert typed("--input", "test.source", "--output", "-").stdout == typed("--input", "test.source").stdout != ""
+    assert sorted(tmp_path.iterdir()) == before
+    for options in (["--side", "test", "--output", "-"], ["--input", "test.source", "--alignments", "-"]):
+        with pytest.raises(MtkitError, match="- is no name of an output file here"):
+            typed(*options)
+    with pytest.raises(MtkitError, match="--part needs --input FILE and --output FILE"):
+        typed("--input", "test.source", "--output", "-", "--part", "1/2")
+
+
 def test_given_translations_are_scored_in_batches_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path)
     monkeypatch.chdir(tmp_path)
