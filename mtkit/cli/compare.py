@@ -18,7 +18,7 @@ from mtkit.cli.options import (
     parse_names,
     parse_options,
 )
-from mtkit.cli.progress import latest, through
+from mtkit.cli.progress import latest, note, through
 from mtkit.errors import MtkitError, cut
 
 if TYPE_CHECKING:
@@ -258,6 +258,8 @@ def _print(folder: "Folder", columns: "list[str] | tuple[str, ...]") -> None:
     from mtkit.experiments.report import text
     from mtkit.terminal import stdout_width, wrapped
 
+    for message in folder.damaged():
+        note(message)
     table, written = write_outputs(folder, columns, progress=through)
     names = ", ".join(path.name for path in written)
     files = wrapped(f"in {folder.path}: {names}; logs in {folder.logs.name}", stdout_width())

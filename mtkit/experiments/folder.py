@@ -211,6 +211,20 @@ class Folder:
         order = {entry.name: place for place, entry in enumerate(self.study().entries)}
         return sorted(rows, key=lambda row: order.get(row["entry"], len(order)))
 
+    def damaged(self) -> list[str]:
+        """Return a message for each damaged file of the results, with what is missing and how to compute it again."""
+        messages = []
+        for path in sorted((self.path / "results").glob("*.json")):
+            statistics = self._statistics_path(path.stem)
+            if _read(path) is None:
+                messages.append(f"{path} is damaged and left out; the command that made it computes it again")
+            elif statistics.exists() and not _is_readable(statistics):
+                messages.append(
+                    f"{statistics} is damaged, so intervals and tests leave it out; delete {path}, and the command "
+                    "that made it computes both again"
+                )
+        return messages
+
     def statistics(self, name: str) -> dict[str, np.ndarray]:
         """Read the sufficient statistics of a trial's segments: {"test/BLEU": (segments, numbers)}.
 
@@ -299,3 +313,11 @@ def _read(path: Path) -> dict[str, Any] | None:
         return dict(read_stored(path, STORED_ROW, "it is computed again"))
     except MtkitError:
         return None
+
+
+def _is_readable(statistics: Path) -> bool:
+    try:
+        read_tensors(statistics)
+    except MtkitError:
+        return False
+    return True

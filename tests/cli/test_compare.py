@@ -174,6 +174,8 @@ def test_without_entries_the_results_so_far_are_printed(known: Any) -> None:
     head = shown.stdout.split("\n")[-6].split()
     assert head == ["entry", "chrF", "95%", "interval", "parameters"]
     assert "longformer" in (OUT / "compare.md").read_text()
+    (OUT / "results" / "longformer.seed-1.json").write_text("{")
+    assert "note: mtkit-compare/results/longformer.seed-1.json is damaged and left out" in typed().stderr
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,21 @@ def test_a_damaged_row_is_no_row(tiny: Made, opened: Opened) -> None:
     assert folder.rows() == []
 
 
+def test_damaged_results_are_named(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full", "band", seeds=2))
+    for trial in plan.due([]):
+        folder.add(trial, data[None])
+        folder.keep(trial.name, statistics(3), **row(12.5))
+    assert folder.damaged() == []
+    results = folder.path / "results"
+    (results / "full.seed-1.json").write_text('{"trial": "ful')
+    (results / "band.seed-1.safetensors").write_bytes(b"cut")
+    (results / "band.seed-2.safetensors").unlink()  # as in a joined results.jsonl
+    first, second = folder.damaged()
+    assert "band.seed-1.safetensors is damaged, so intervals and tests leave it out; delete" in first
+    assert "full.seed-1.json is damaged and left out" in second
+
+
 def test_a_damaged_line_of_rows_is_named(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text('{"format": 2}\n{"format": 2}\n')
