@@ -40,6 +40,12 @@ def overwrite(state: State, source: Tensor, target: Tensor) -> State:
 
     def overwritten(value: Tensor) -> Tensor:
         value = _writable(value)
+        if value.device.type == "cpu" and value.is_contiguous() and value.numel():
+            from mtkit.attention.kernels.cpu.state_loops import copy_rows
+
+            rows = value.view(value.shape[0] * value.shape[1], -1).view(torch.uint8)
+            copy_rows(rows.numpy(), source.numpy(), target.numpy())
+            return value
         if value.stride(0) != value.shape[1] * value.stride(1):
             value = value.contiguous()
         rows = value.flatten(0, 1)  # a view

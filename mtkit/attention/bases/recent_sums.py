@@ -15,6 +15,8 @@ from torch import Tensor
 
 from mtkit.attention.bases.shared_rows import append_rows, has_one_row_per_position, start_rows
 from mtkit.attention.contract import State
+from mtkit.attention.kernels.cached_rows import attend_cached, cached_is_faster, supports_cached
+from mtkit.attention.kernels.chunks import rows_at
 from mtkit.attention.kernels.dot_product import numbers
 
 SHARING = 16
@@ -68,23 +70,10 @@ def read_recent(state: State, q: Tensor, *, scaled: bool = False) -> Tensor:
     if "sums" in state:
         return (q.movedim(3, 1) @ state["sums"]).movedim(1, 3)
     weights, of_past, _ = _weights(state, scaled)
-    rows, flat, shape = state["rows"], q.flatten(2, 3), q.shape[2:4]
-    keys, values = (state["shared"][name][:, :, :rows] for name in ("keys", "values"))
-    scores = (flat @ keys.mT).unflatten(2, shape)  # (B, G, R, N, rows)
-    if weights is not None:
-        scores = scores * weights.unsqueeze(2)
-    if not has_one_row_per_position(state):
-        scores = scores.where(state["seen"][:, None, None, :, :rows], 0.0)
-    total = (scores.flatten(2, 3) @ values).unflatten(2, shape)
+    total = _read_rows(state, q, weights)
     if state["past"] is None:
         return total
-    sums, ancestor = state["past"]["shared"]["sums"], state["past"]["ancestor"]
-    if sums.shape[1] == 1:
-        read = (flat @ sums.squeeze(1)).unflatten(2, shape)
-    else:
-        by_sums = (flat.unsqueeze(1) @ sums).unflatten(3, shape)  # (B, N', G, R, N, V)
-        segment, hypothesis = numbers(0, len(sums), q.device).unsqueeze(1), numbers(0, shape[1], q.device)
-        read = by_sums.movedim(4, 2)[segment, ancestor, hypothesis].movedim(1, 3)
+    read = _read_sums(state["past"]["shared"]["sums"], state["past"]["ancestor"], q)
     return total + (read if of_past is None else read * of_past.unsqueeze(2))
 
 
@@ -143,16 +132,64 @@ def _weights(state: State, scaled: bool) -> tuple[Tensor | None, Tensor | None, 
     return log.exp().to(like), None if of_past is None else of_past.exp().to(like), top
 
 
+def _read_sums(sums: Tensor, ancestor: Tensor, q: Tensor) -> Tensor:
+    """Return what q (B, G, R, N, M) reads from the sums (B, N', G, M, V) of ancestors (B, N), (B, G, R, N, V)."""
+    flat, shape = q.flatten(2, 3), q.shape[2:4]
+    if sums.shape[1] == 1:
+        return (flat @ sums.squeeze(1)).unflatten(2, shape)
+    if supports_cached(q, sums, sums):
+        from mtkit.attention.kernels.cpu.state_loops import read_sums
+
+        heads = _by_hypothesis(q)
+        out = heads.new_empty(*heads.shape[:3], sums.shape[-1])
+        read_sums(*(x.numpy() for x in (heads, sums.contiguous(), ancestor.contiguous(), out)))
+        return _by_group(out, q)
+    by_sums = (flat.unsqueeze(1) @ sums).unflatten(3, shape)  # (B, N', G, R, N, V)
+    segment, hypothesis = numbers(0, len(sums), q.device).unsqueeze(1), numbers(0, shape[1], q.device)
+    return by_sums.movedim(4, 2)[segment, ancestor, hypothesis].movedim(1, 3)
+
+
+def _by_hypothesis(q: Tensor) -> Tensor:
+    """Return q (B, G, R, N, M) as (B, N, H, M)."""
+    return q.permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def _by_group(heads: Tensor, q: Tensor) -> Tensor:
+    """Return heads (B, N, H, V) as (B, G, R, N, V), for q (B, G, R, N, M)."""
+    return heads.unflatten(2, q.shape[1:3]).permute(0, 2, 3, 1, 4)
+
+
+def _read_rows(state: State, q: Tensor, weights: Tensor | None) -> Tensor:
+    """Return what q (B, G, R, N, M) reads from the rows with their factors (B, G, N, rows), (B, G, R, N, V)."""
+    rows, (each, hypotheses) = state["rows"], q.shape[2:4]
+    keys, values = (state["shared"][name][:, :, :rows] for name in ("keys", "values"))
+    seen = None if has_one_row_per_position(state) else state["seen"][:, :, None, :rows]  # (B, N, 1, rows)
+    if supports_cached(q, keys, values) and cached_is_faster(q, keys, each * hypotheses, hypotheses):
+        factors = keys.new_ones(1)
+        if weights is not None:
+            factors = weights.transpose(1, 2).unsqueeze(3).expand(-1, -1, -1, each, -1).flatten(2, 3)
+        past = keys.unsqueeze(1), values.unsqueeze(1)
+        heads = attend_cached(_by_hypothesis(q), *past, scale=1.0, visible=seen, factors=factors)
+        return _by_group(heads, q)
+    scores = (q.flatten(2, 3) @ keys.mT).unflatten(2, (each, hypotheses))  # (B, G, R, N, rows)
+    if weights is not None:
+        scores = scores * weights.unsqueeze(2)
+    if seen is not None:
+        scores = scores.where(seen.permute(0, 2, 1, 3).unsqueeze(2), 0.0)
+    return (scores.flatten(2, 3) @ values).unflatten(2, (each, hypotheses))
+
+
 def _summed_up(state: State, scaled: bool) -> State:
     """Return the state with the rows added to the sums of each hypothesis."""
     weights, of_past, top = _weights(state, scaled)
     rows, hypotheses, past = state["rows"], state["seen"].shape[1], state["past"]
     keys, values = (state["shared"][name][:, None, :, :rows] for name in ("keys", "values"))
+    if not has_one_row_per_position(state):  # each hypothesis sees one row for each position
+        place = state["seen"][:, :, :rows].nonzero()[:, 2].view(len(keys), 1, hypotheses, state["count"])
+        keys, values = (rows_at(x.squeeze(1), place).transpose(1, 2) for x in (keys, values))
+        weights = None if weights is None else weights.take_along_dim(place, -1)
     if weights is not None:
         values = values * weights.transpose(1, 2).unsqueeze(-1)
-    if not has_one_row_per_position(state):
-        values = values.where(state["seen"][:, :, None, :rows, None], 0.0)
-        keys = keys.nan_to_num(0.0, 0.0, 0.0)  # another hypothesis's
     sums = keys.mT @ values  # (B, N, G, M, V), or N = 1 if all hypotheses have the same
     if past is not None:
         past_sums = _of_ancestors(past["shared"]["sums"], past["ancestor"])

@@ -108,7 +108,7 @@ def with_room_for(state: State, steps: int) -> State:
     if state["rows"] >= COMPACTED and not has_one_row_per_position(state):
         state = _remove_unseen(state)
     counters = {name: torch.full_like(seen[:, :, 0], state[name], dtype=torch.long) for name in ("rows", "count")}
-    return {**_grown(state, state["rows"] + steps * seen.shape[1]), **counters}
+    return {**_grown(state, state["rows"] + steps * seen.shape[1], cleared=True), **counters}
 
 
 def _write_rows(state: State, k: Tensor, v: Tensor) -> State:
@@ -132,7 +132,7 @@ def _ensure_capacity(state: State, hypotheses: int) -> State:
     if room >= COMPACTED and len(state["seen"]) and not has_one_row_per_position(state):
         state = _remove_unseen(state)
     end = state["rows"] + hypotheses
-    return _grown(state, max(room, capacity_for(end, end + end // 2)))
+    return _grown(state, max(room, capacity_for(end, 2 * end if room < COMPACTED else end + end // 2)))
 
 
 def _remove_unseen(state: State) -> State:
@@ -163,13 +163,15 @@ def has_one_row_per_position(state: State) -> bool:
     return not is_fixed(state) and bool(state["rows"] == state["count"])
 
 
-def _grown(state: State, room: int) -> State:
-    """Return the state with its rows in tensors that hold `room` rows; the other rows are zero."""
+def _grown(state: State, room: int, *, cleared: bool = False) -> State:
+    """Return the state with its rows in tensors that hold `room` rows; with `cleared`, the other rows are zero."""
     rows = state["rows"]
 
     def grown(x: Tensor, dim: int) -> Tensor:
-        wider = x.new_zeros([room if number == dim else size for number, size in enumerate(x.shape)])
+        wider = x.new_empty([room if number == dim else size for number, size in enumerate(x.shape)])
         wider.narrow(dim, 0, rows).copy_(x.narrow(dim, 0, rows))
+        if cleared:
+            wider.narrow(dim, rows, room - rows).zero_()
         return wider
 
     shared = {name: grown(value, 1 if name == "position" else 2) for name, value in state["shared"].items()}

@@ -16,7 +16,7 @@ LOW_PAIR, CONVERTED = 0.6, 2
 CALL = 8192
 """Cost of the operations around those products, in the same pairs. All were measured on AMD EPYCs with AVX-512."""
 
-_ALL = torch.ones(1, dtype=torch.bool)
+_ALL, _NONE = torch.ones(1, dtype=torch.bool), torch.empty(0, 0, 0, 0)
 
 
 def supports_cached(q: Tensor, keys: Tensor, values: Tensor) -> bool:
@@ -41,11 +41,20 @@ def cached_is_faster(q: Tensor, keys: Tensor, queries: int = 1, hidden: int = 1)
     return pair * pairs / hidden <= CALL + (CONVERTED if low else 1) * pairs / torch.get_num_threads()
 
 
-def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: Tensor | None = None) -> Tensor:
+def attend_cached(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scale: float,
+    visible: Tensor | None = None,
+    factors: Tensor | None = None,
+) -> Tensor:
     """The heads' outputs (B, N, H, V) of queries (B, N, H, K); one that sees no key gets zero.
 
     Keys (B, N or 1, G, L, K) and values (B, N or 1, G', L, V), in float32 or bfloat16; G and G' divide H; visible
-    broadcasts to (B, N, H, L). Hidden rows may hold any value.
+    broadcasts to (B, N, H, L). Hidden rows may hold any value. With factors, which broadcast likewise, the weights of
+    values are the scaled products times these numbers, without a softmax.
     """
     from mtkit.attention.kernels.cpu.decoding_loops import attend_rows
 
@@ -54,12 +63,13 @@ def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, visi
     if not (out.numel() and keys.numel()):
         return out.zero_()
     seen = (_ALL if visible is None else visible).expand(batch, hypotheses, heads, keys.shape[3])
-    rows = *_rows(q.unsqueeze(3)), *_rows(keys), *_rows(values)
-    attend_rows(*rows, keys.shape[2], values.shape[2], seen.numpy(), np.float32(scale), out.numpy())
+    rows = *rows_of(q.unsqueeze(3)), *rows_of(keys), *rows_of(values)
+    times = _NONE if factors is None else factors.expand(seen.shape)
+    attend_rows(*rows, keys.shape[2], values.shape[2], seen.numpy(), np.float32(scale), times.numpy(), out.numpy())
     return out
 
 
-def _rows(x: Tensor) -> tuple[NDArray[Any], tuple[int, int, int, int]]:
+def rows_of(x: Tensor) -> tuple[NDArray[Any], tuple[int, int, int, int]]:
     """The rows of x (B, N, G, L, K) as a matrix (R, K), and the distances in rows to the next of B, N, G and L.
 
     The matrix is a view if rows are contiguous and a multiple of K numbers apart. NumPy has no bfloat16: such a matrix

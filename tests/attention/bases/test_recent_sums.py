@@ -95,7 +95,27 @@ def test_a_hypothesis_without_numbers_leaves_the_others_alone(fading: bool) -> N
             states[place] = add_recent(states[place], keys, values)
             reads.append(read_recent(states[place], q))
         torch.testing.assert_close(reads[0][:, :, :, [0, 2]], reads[1][:, :, :, [0, 2]])
-        assert reads[1][0, :, :, 1].isnan().any() == (2 <= step < BLOCK)
+        assert reads[1][0, :, :, 1].isnan().any() == (step >= 2)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("hypotheses", [1, 3])
+def test_the_loop_reads_the_rows_that_a_hypothesis_sees(hypotheses: int, scaled: bool) -> None:
+    """In float32; in float64 products read all rows."""
+    torch.manual_seed(6)
+    exact = start(2, hypotheses, scaled)
+    state = start_recent(2, hypotheses, torch.zeros(1), groups=GROUPS, features=FEATURES, width=WIDTH, fading=scaled)
+    for _ in range(2 * BLOCK):
+        shape = 2, GROUPS, hypotheses
+        k, v, q = drawn(*shape, FEATURES), drawn(*shape, WIDTH), drawn(2, GROUPS, 2, hypotheses, FEATURES)
+        scale = 3 * drawn(*shape, 1) if scaled else None
+        exact = add_recent(exact, k, v, scale)
+        state = add_recent(state, k.float(), v.float(), None if scale is None else scale.float())
+        read = read_recent(state, q.float(), scaled=scaled).double()
+        torch.testing.assert_close(read, read_recent(exact, q, scaled=scaled), rtol=1e-4, atol=1e-4)
+        index = torch.randint(hypotheses, (2, hypotheses))
+        exact, state = (reorder(x, index) for x in (exact, state))
 
 
 def test_a_block_of_steps_costs_and_keeps_the_same_at_any_position() -> None:

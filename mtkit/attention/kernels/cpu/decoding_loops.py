@@ -84,13 +84,14 @@ def write_attended(
     value_groups: int,
     seen: NDArray[np.bool_],
     scale: np.float32,
+    factors: Floats,
     out: Floats,
 ) -> None:
     """Write the outputs (B, N, H, V) of queries, keys and values, whose rows are in matrices (R, K) and (R', V).
 
     `steps` are the distances in rows to the next of B, N, G and L; the groups G divide H. seen (B, N, H, L). A query
     reads only the rows that it sees; one that sees none gets zero. Keys and values are both in float32 or both in
-    bfloat16.
+    bfloat16. Weights are the softmax of scores, or with factors (B, N, H, L) scores times factors; empty: no factors.
     """
     batch, hypotheses, heads, length = seen.shape
     room = -(-length // WEIGHTS) * WEIGHTS
@@ -117,7 +118,12 @@ def write_attended(
                     for r in range(c, c + TOGETHER):  # a few at a time, because the processor waits for more
                         ask_for(values, below + place[r] * value_steps[3])
                         ask_for(keys, after + place[r] * key_steps[3])
-            normaliser = write_exponentials(weight, count)
+            normaliser = np.float32(1)
+            if factors.size == 0:
+                normaliser = write_exponentials(weight, count)
+            else:
+                for c in range(count):
+                    weight[c] *= factors[b, n, h, place[c]]
             for column in range(0, len(total), COLUMNS):
                 write_weighted_sum(weight, values, below, value_steps[3], place, count, total, column)
             for v in range(len(total)):
@@ -130,7 +136,7 @@ STEPS = "UniTuple(int64, 4)"
 @compiled(
     *(
         f"float32[:, ::1], {STEPS}, {rows}[:, ::1], {STEPS}, {rows}[:, ::1], {STEPS}, int64, int64, "
-        "boolean[:, :, :, :], float32, float32[:, :, :, ::1]"
+        "boolean[:, :, :, :], float32, float32[:, :, :, :], float32[:, :, :, ::1]"
         for rows in ("float32", "int16")
     )
 )
@@ -145,11 +151,12 @@ def attend_rows(
     value_groups: int,
     seen: NDArray[np.bool_],
     scale: np.float32,
+    factors: Floats,
     out: Floats,
 ) -> None:
     """`write_attended` for a caller in Python."""
     write_attended(
-        queries, query_steps, keys, key_steps, values, value_steps, key_groups, value_groups, seen, scale, out
+        queries, query_steps, keys, key_steps, values, value_steps, key_groups, value_groups, seen, scale, factors, out
     )
 
 

@@ -133,6 +133,7 @@ def attend(
     normed = np.empty((room * hypotheses, x.shape[2]), np.float32)
     projected = np.empty((room * hypotheses, len(inputs[3])), np.float32)
     attended = np.empty((room, hypotheses, heads, width), np.float32)
+    no_factors = np.empty((0, 0, 0, 0), np.float32)
     per_row = projected.shape[1] // width
     for begin in range(0, segments, room):
         end = min(begin + room, segments)
@@ -154,6 +155,7 @@ def attend(
             heads,
             seen[begin:end],
             scale,
+            no_factors,
             attended[: end - begin],
         )
         write_product(attended[: end - begin].reshape(count, heads * width), output, LEAST, result)
