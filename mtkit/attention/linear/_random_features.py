@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import ROLES, Inputs, Site, for_heads
+from mtkit.attention.kernels.cpu.threads import in_ranges, loops_take
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import Keys
 from mtkit.attention.kernels.reproducible import hashed, random_key
@@ -16,13 +18,25 @@ from mtkit.attention.options import OneOf, Positive, Within
 from mtkit.device import to_device
 
 
-def sine(projected: Tensor) -> Tensor:
-    """Return (sin w x, cos w x) for each direction w (equation 3)."""
-    return torch.cat([projected.sin(), projected.cos()], dim=-1)
+def sine(projected: Tensor, factor: float) -> Tensor:
+    """Return (sin w x, cos w x) times the factor for each direction w (equation 3)."""
+    if projected.requires_grad or not loops_take(projected):
+        return torch.cat([projected.sin(), projected.cos()], dim=-1) * factor
+    from mtkit.attention.kernels.cpu.function_loops import write_waves
+
+    rows, out = projected.contiguous(), projected.new_empty(*projected.shape[:-1], 2 * projected.shape[-1])
+    angles, waves = (x.view(-1, x.shape[-1]).numpy() for x in (rows, out))
+    in_ranges(lambda first, last: write_waves(angles[first:last], waves[first:last], np.float32(factor)), len(angles))
+    return out
 
 
-FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"sine": sine, "arc-cosine": F.relu}
-"""Functions from products (..., D) with the directions to features, not yet divided by sqrt(D)."""
+def arc_cosine(projected: Tensor, factor: float) -> Tensor:
+    """Return relu(w x) times the factor for each direction w."""
+    return F.relu(projected) * factor
+
+
+FEATURE_MAPS: dict[str, Callable[[Tensor, float], Tensor]] = {"sine": sine, "arc-cosine": arc_cosine}
+"""Functions from products (..., D) with the directions, and a factor, to features."""
 
 
 class RandomFeatureAttention(FeatureAttention):
@@ -81,7 +95,7 @@ class RandomFeatureAttention(FeatureAttention):
         with torch.autocast(x.device.type, enabled=False):
             rows = F.normalize(upcast(x), dim=-1, eps=1e-6)
             projected = rows @ parameters[0].type_as(rows).mT
-            return Keys(FEATURE_MAPS[self.feature_map](projected) * self.features**-0.5)
+            return Keys(FEATURE_MAPS[self.feature_map](projected, self.features**-0.5))
 
     @property
     def state_features(self) -> tuple[int, bool]:

@@ -12,6 +12,7 @@ some of the queries at a time and recomputed in the backward pass. A step costs 
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -20,6 +21,8 @@ from torch.autograd.function import once_differentiable
 
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
+from mtkit.attention.kernels.cached_rows import rows_of
+from mtkit.attention.kernels.cpu.threads import in_ranges, loops_take
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.tiled_softmax import scores_at_once
 from mtkit.attention.options import Null, Positive
@@ -38,6 +41,7 @@ class Additive(ScoreAttention):
     complexity = "O(T²)"
     growth = 2
     weights = True
+    transposed = False
     # other positions need products of queries and keys
     slots = combining("merge", "regularizer", positions={"alibi"})
     small: ClassVar[Mapping[str, Any]] = {"additive_dim": 5}
@@ -80,6 +84,12 @@ class _Scores(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, v)
         scores = q.new_empty(*q.shape[:3], k.shape[2])
+        if loops_take(q, k, v) and scores.numel():
+            from mtkit.attention.kernels.cpu.function_loops import write_additive_scores
+
+            rows = *rows_of(q.unsqueeze(1)), *rows_of(k.unsqueeze(1)), v.detach().contiguous().numpy(), scores.numpy()
+            in_ranges(partial(write_additive_scores, *rows), len(q))
+            return scores
         with torch.autocast(q.device.type, enabled=False):
             for part in _parts(q, k):
                 scores[:, :, part] = (_hidden(q[:, :, part], k) @ v[:, None, :, None]).squeeze(-1)
