@@ -112,14 +112,20 @@ def start_lists(batch_size: int, hypotheses: int, heads: int, groups: int, like:
     return {"members": count.new_zeros(*count.shape, places), "count": count}
 
 
-def enlist(lists: State, group: Tensor, position: int, most: int) -> State:
-    """Append `position` to the list of its group (B, N, H); each list keeps its last `most` members."""
-    members, count = lists["members"], lists["count"]
+def with_places(lists: State, position: int, most: int) -> State:
+    """Return the lists with a place for `position` in each; up to `most` places."""
+    members = lists["members"]
     room = members.shape[-1]
     if position >= room and room < most:
         wider = members.new_zeros(*members.shape[:-1], min(2 * room, most))
         wider[..., :room] = members
         members = wider
+    return {"members": members, "count": lists["count"]}
+
+
+def enlist(lists: State, group: Tensor, position: int, most: int) -> State:
+    """Append `position` to the list of its group (B, N, H); each list keeps its last `most` members."""
+    members, count = with_places(lists, position, most).values()
     place = count.take_along_dim(group.unsqueeze(-1), 3) % members.shape[-1]
     index = group.unsqueeze(-1) * members.shape[-1] + place
     members.view(*count.shape[:-1], -1).scatter_(3, index, position)

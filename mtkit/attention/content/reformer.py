@@ -20,8 +20,9 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.caches import append, picked, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
-from mtkit.attention.content._clusters import enlist, enlisted, start_lists
+from mtkit.attention.content._clusters import enlist, enlisted, start_lists, with_places
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
+from mtkit.attention.kernels.cached_rows import attend_cached, supports_cached
 from mtkit.attention.kernels.dot_product import attend_step, upcast
 from mtkit.attention.kernels.reproducible import random_key, replay_choice
 from mtkit.attention.kernels.tiled_softmax import FAR
@@ -106,20 +107,24 @@ class Reformer(HeadAttention):
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         q, v, buckets = (x.squeeze(-2 if x.is_floating_point() else -1) for x in self._hashed(rows, None, here))
         q, v, buckets = (x.unflatten(0, query.shape[:2]) for x in (q, v, buckets))
-        members, seen, lists = self._listed(buckets, state["lists"], state["count"])
-        state = {**append(state, keys=_keys(q), values=v), "lists": lists}
+        position, state = state["count"], append(state, keys=_keys(q), values=v)
         keys, values = written(state, "keys"), written(state, "values")
-        length = keys.shape[3]
-        if length <= FEW * members.shape[-1]:
-            everywhere = torch.zeros(*q.shape[:3], length + 1, dtype=torch.bool, device=q.device)
-            visible = everywhere.scatter_(-1, members.where(seen, length), True)[..., :-1]
+        if supports_cached(q, keys, values):
+            visible, lists = self._seen(buckets, state["lists"], position)
+            heads = attend_cached(q, keys, values, scale=1.0, visible=visible)
         else:
-            picks = members.masked_fill(~seen, -1).sort(dim=-1).values
-            visible = (picks >= 0) & F.pad(picks[..., 1:] != picks[..., :-1], (1, 0), value=True)  # each once
-            keys, values = (picked(x, picks.clamp(min=0)) for x in (keys, values))
-        heads, _ = attend_step(q, keys, values, scale=1.0, visible=visible)
+            members, seen, lists = self._listed(buckets, state["lists"], position)
+            length = keys.shape[3]
+            if length <= FEW * members.shape[-1]:
+                everywhere = torch.zeros(*q.shape[:3], length + 1, dtype=torch.bool, device=q.device)
+                visible = everywhere.scatter_(-1, members.where(seen, length), True)[..., :-1]
+            else:
+                picks = members.masked_fill(~seen, -1).sort(dim=-1).values
+                visible = (picks >= 0) & F.pad(picks[..., 1:] != picks[..., :-1], (1, 0), value=True)  # each once
+                keys, values = (picked(x, picks.clamp(min=0)) for x in (keys, values))
+            heads, _ = attend_step(q, keys, values, scale=1.0, visible=visible)
         heads = torch.where(visible.any(-1, keepdim=True), heads, v)
-        return Attended(self.merge_heads(heads.transpose(1, 2), query)), state
+        return Attended(self.merge_heads(heads.transpose(1, 2), query)), {**state, "lists": lists}
 
     def after_update(self, update: int, total_updates: int) -> None:
         super().after_update(update, total_updates)
@@ -174,7 +179,9 @@ class Reformer(HeadAttention):
         rotations = self.training_rotations if self.training else self.rotations
         together = rotations.type_as(q).transpose(1, 2).flatten(2)  # (H, K, rounds * buckets / 2)
         most = max(ROTATED_AT_ONCE // (q.shape[0] * together.shape[0] * together.shape[2]), 1)
-        return torch.cat([self._largest(part @ together) for part in q.split(most, dim=2)], dim=-1)
+        # (H, B T, K): all rows of a head meet its rotations in one product
+        rotated = (part.transpose(0, 1).flatten(1, 2) @ together for part in q.split(most, dim=2))
+        return torch.cat([self._largest(x.unflatten(1, (len(q), -1)).transpose(0, 1)) for x in rotated], dim=-1)
 
     def _largest(self, rotated: Tensor) -> Tensor:
         """argmax [y; -y] of each round's y in rotated (B, H, T, rounds * buckets / 2): (B, H, rounds, T)."""
@@ -187,6 +194,18 @@ class Reformer(HeadAttention):
         """Return the heads' outputs (B, H, T, V)."""
         layouts = sorted_chunks(buckets, valid, self.chunk, self.across_buckets, self.site.causal)
         return attend_layouts(q.transpose(1, 2), v.transpose(1, 2), layouts, dropout=self.dropout).transpose(1, 2)
+
+    def _seen(self, buckets: Tensor, lists: State, position: int) -> tuple[Tensor, State]:
+        """Return which positions the newest token sees, (B, N, H, T), and the lists with the token, by a loop."""
+        from mtkit.attention.kernels.cpu.choice_loops import enlist_and_see
+
+        lists = with_places(lists, position, 2 * self.chunk)
+        seen = torch.zeros(*buckets.shape[:3], position + 1, dtype=torch.bool)
+        members, count, group, marks = (
+            x.flatten(0, 1).contiguous() for x in (lists["members"], lists["count"], buckets, seen)
+        )
+        enlist_and_see(members.numpy(), count.numpy(), group.numpy(), position, self.chunk, marks.numpy())
+        return seen, {"members": members.view_as(lists["members"]), "count": count.view_as(lists["count"])}
 
     def _listed(self, buckets: Tensor, lists: State, position: int) -> tuple[Tensor, Tensor, State]:
         """Return positions, which of them the newest token sees, and the lists with the token in its buckets.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import reorder
+from mtkit.attention.content import reformer as module
 from mtkit.attention.content.reformer import SortedChunks, sorted_chunks
 from mtkit.attention.kernels.tiled_softmax import NOTHING_SEEN
 from mtkit.attention.kernels.windowed_rows import stream_rows
@@ -157,6 +158,21 @@ def test_lists_that_grow_lose_nothing() -> None:
             attended, state = reformer.step(token, state)
             outputs.append(attended.output)
         torch.testing.assert_close(torch.cat(outputs, dim=1), reformer(x).output, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_loop_and_operations_give_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    reformer, walk, outputs = make(lsh_buckets=2, chunk=5, rounds=3), torch.randn(60, 2, 3, 32), []
+    for by_loop in (True, False):
+        monkeypatch.setattr(module, "supports_cached", lambda *_, by_loop=by_loop: by_loop)
+        state, _ = reformer.start(2, hypotheses=3)
+        for token in walk:
+            attended, state = reformer.step(token, reorder(state, torch.tensor([[0, 2, 2], [1, 0, 1]])))
+            outputs.append(attended.output)
+        outputs += [state["lists"]["members"].float(), state["lists"]["count"].float()]
+    half = len(outputs) // 2
+    for found, expected in zip(outputs[:half], outputs[half:], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_it_cannot_be_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Loop of a choice: the largest numbers of each row."""
+"""Loops of choices: the largest numbers of each row, and the newest members of groups."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,3 +35,31 @@ def write_largest(scores: Floats, numbers: NDArray[np.int64], first: int, last: 
                     number = min(number, np.int32(column if ranks[column] == largest else columns))
                 ranks[number] = NOTHING
             chosen[place] = number
+
+
+@compiled("int32[:, :, :, ::1], int32[:, :, ::1], int64[:, :, ::1], int64, int64, boolean[:, :, ::1]")
+def enlist_and_see(
+    members: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    group: NDArray[np.int64],
+    position: int,
+    chunk: int,
+    seen: NDArray[np.bool_],
+) -> None:
+    """Append `position` to the list of its group in each round, and mark what is seen of the lists.
+
+    group (R, H, rounds); members (R, H * rounds, groups, places) are rings of positions, of which counts (R,
+    H * rounds, groups) have been written. A position sees the earlier members of its chunk, by rank, and of the chunk
+    before it: seen (R, H, T), False at first.
+    """
+    rows, heads, rounds = group.shape
+    places = members.shape[3]
+    for row in range(rows):
+        for h in range(heads):
+            for r in range(rounds):
+                g, stream = group[row, h, r], h * rounds + r
+                ring, rank = members[row, stream, g], counts[row, stream, g]
+                for earlier in range(max(rank // chunk - 1, 0) * chunk, rank):
+                    seen[row, h, ring[earlier % places]] = True
+                ring[rank % places] = position
+                counts[row, stream, g] = rank + 1
