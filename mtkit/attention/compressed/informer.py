@@ -33,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from mtkit.attention.bases.caches import add_rows, append, picked, prefix_means, start_cache, start_sums, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
+from mtkit.attention.kernels.cached_rows import attend_cached, supports_cached
 from mtkit.attention.kernels.chunks import rows_at
 from mtkit.attention.kernels.dot_product import attend, attend_step, expand_heads, scores_of, upcast
 from mtkit.attention.kernels.fused import fused_attention
@@ -101,8 +102,15 @@ class Informer(HeadAttention):
         number: int = state["count"]
         with torch.autocast(query.device.type, enabled=False):
             picks, sampled_mask = self.samples.picks(position, (position + 1).view(1, 1, 1), self.samples.most(number))
-            sampled = picked(state["keys"], picks.squeeze(2))  # (B, N, H, U, K)
-            measure = spikiness((sampled @ q.unsqueeze(-1)).squeeze(-1), sampled_mask.squeeze(2)).unsqueeze(-1)
+            if number <= MOST_KEYS:
+                keys = written(state, "keys").flatten(0, 1)
+                scores = scores_of(q.flatten(0, 1).unsqueeze(2), keys, 1.0).gather(
+                    -1, picks.expand(len(keys), -1, -1, -1)
+                )
+                scores = scores.squeeze(2).unflatten(0, q.shape[:2])
+            else:
+                scores = (picked(state["keys"], picks.squeeze(2)) @ q.unsqueeze(-1)).squeeze(-1)  # (B, N, H, U)
+            measure = spikiness(scores, sampled_mask.squeeze(2)).unsqueeze(-1)
             larger_before = (written(past, "measures").squeeze(-1) > measure).sum(-1)
             active = larger_before < self.samples.most(number)  # (B, N, H)
             others = (sums["values"] / number).type_as(v)
@@ -175,6 +183,9 @@ class Informer(HeadAttention):
         keys, values = written(state, "keys"), written(state, "values")
         if not self._skips_others(active):
             heads, _ = attend_step(q, keys, values, scale=self.scale)
+            return torch.where(active.unsqueeze(-1), heads, others)
+        if supports_cached(q, keys, values):
+            heads = attend_cached(q, keys, values, scale=self.scale, visible=active.unsqueeze(-1))
             return torch.where(active.unsqueeze(-1), heads, others)
         chosen = active.flatten().nonzero().squeeze(1)
         row, head = chosen // self.site.heads, chosen % self.site.heads

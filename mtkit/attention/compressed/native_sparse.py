@@ -18,7 +18,7 @@ blocks. The choice has no gradient; compressed keys learn through their own bran
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -130,6 +130,10 @@ class NativeSparse(HeadAttention):
         branches = [branch for branch in self.branches if branch != "selected"]
         return {f"{branch}_{name}": name for branch in branches for name in ("k_proj", "v_proj")}
 
+    def _own_maps(self, branch: str) -> list[nn.Linear]:
+        """Return the projections to the branch's own keys and values."""
+        return [cast(nn.Linear, self.get_submodule(f"{branch}_{name}")) for name in ("k_proj", "v_proj")]
+
     @property
     def _pools(self) -> dict[str, Pool]:
         return {"keys": self.compress_keys or mean, "values": self.compress_values or mean}
@@ -190,7 +194,10 @@ class NativeSparse(HeadAttention):
 
     def _compressed_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys (B, G, T, K), in float32 at least, and values (B, G, T, V) to compress; not rotated."""
-        k_proj, v_proj = (self.get_submodule(f"compressed_{name}") for name in ("k_proj", "v_proj"))
+        k_proj, v_proj = self._own_maps("compressed")
+        if not torch.is_autocast_enabled(tokens.device.type):
+            k, v = self.projected(tokens, k_proj, v_proj)
+            return upcast(self.projection.keys(k)), self.projection.values(v)
         with torch.autocast(tokens.device.type, enabled=False):
             k = upcast(self.projection.keys(k_proj(tokens.type_as(self.q_proj.weight))))
         return k, self.projection.values(v_proj(tokens))
@@ -208,8 +215,8 @@ class NativeSparse(HeadAttention):
         return keys, self._pools["values"](v_rows, None)
 
     def _window_keys_values(self, tokens: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        k_proj, v_proj = (self.get_submodule(f"window_{name}") for name in ("k_proj", "v_proj"))
-        return self._rotated(self.projection.keys(k_proj(tokens)), position), self.projection.values(v_proj(tokens))
+        k, v = self.projected(tokens, *self._own_maps("window"))
+        return self._rotated(self.projection.keys(k), position), self.projection.values(v)
 
     def _seen(self, inputs: Inputs, blocks: int) -> Tensor | None:
         """Return which compressed blocks a query sees, (1, T, P) or (B, P); None if it sees all."""
@@ -248,10 +255,12 @@ class NativeSparse(HeadAttention):
             past = {"keys": written(state, "keys"), "values": written(state, "values"), "valid": None}
             blocks, seen = {name: written(state["compressed"]["spans"], name) for name in ("keys", "values")}, None
         visible = None if seen is None else seen[:, None, None]
-        with torch.autocast(query.device.type, enabled=False):
-            compressed, weights = attend_step(
-                plain, blocks["keys"], blocks["values"], scale=self.scale, visible=visible, need_weights=True
-            )
+        compressed, weights = torch.zeros_like(plain), None
+        if blocks["keys"].shape[-2]:
+            with torch.autocast(query.device.type, enabled=False):
+                compressed, weights = attend_step(
+                    plain, blocks["keys"], blocks["values"], scale=self.scale, visible=visible, need_weights=True
+                )
         outputs = [compressed, self._step_over_selected(q, past, weights)]
         if not over_source:
             k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self._window_keys_values(rows, here))

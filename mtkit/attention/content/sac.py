@@ -23,6 +23,7 @@ from mtkit.attention.bases.caches import append, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.content._edge_predictor import Candidates, EdgePredictor, Edges, free_candidates
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
+from mtkit.attention.kernels.cached_rows import attend_cached, supports_cached
 from mtkit.attention.kernels.chunks import rows_at
 from mtkit.attention.kernels.dot_product import by_hypotheses, expand_heads, safe_softmax, scores_of, weighted
 from mtkit.attention.kernels.reproducible import hashed, random_key
@@ -246,5 +247,9 @@ class Sac(HeadAttention):
         """The same by a mask over all keys, which is faster for few keys."""
         seen = torch.zeros(*targets.shape[:3], k.shape[2] + 1, dtype=torch.bool, device=q.device)
         seen = seen.scatter_(-1, targets.where(targets >= 0, k.shape[2]), True)[..., :-1]
+        # only in inference mode: a pass that is run again with gradients must be the same to the last digit
+        if torch.is_inference_mode_enabled() and supports_cached(q, k, v) and not self.dropout:
+            visible, keys, values = expand_heads(seen, q.shape[1]).transpose(1, 2), k.unsqueeze(1), v.unsqueeze(1)
+            return attend_cached(q.transpose(1, 2), keys, values, scale=self.scale, visible=visible).transpose(1, 2)
         weights = safe_softmax(scores_of(q, k, self.scale), seen)
         return weighted(F.dropout(weights, self.dropout) if self.dropout else weights, v)

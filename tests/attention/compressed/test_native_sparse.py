@@ -170,6 +170,7 @@ def test_a_step_reads_selected_blocks_ended_blocks_and_the_window_only(monkeypat
     with torch.no_grad():
         for token in range(40):
             _, state = attention.step(x[:, token : token + 1], state)
-    assert read[::2] == [max((t - 4) // 2 + 1, 0) for t in range(1, 41)]
-    assert read[1::2] == [min(t, 16) for t in range(1, 41)]
+    assert read[:3] == [1, 2, 3], "no block has ended"
+    assert read[3::2] == [(t - 4) // 2 + 1 for t in range(4, 41)]
+    assert read[4::2] == [min(t, 16) for t in range(4, 41)]
     assert state["near"]["keys"].shape[3] <= SMALL["window"] + 8
