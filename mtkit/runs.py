@@ -140,7 +140,8 @@ class Run:
         """The run's tokenizers. Raises: DataError if they are damaged, RunError if they are another model's."""
         from mtkit.text.tokenizer import Tokenizers
 
-        tokenizers, vocabulary = Tokenizers.load(self.folder / "tokenizer"), self.vocabulary
+        tokenizers = Tokenizers.load(self.folder / "tokenizer", "copy the run again, or choose another --run")
+        vocabulary = self.vocabulary
         sizes = {"source": tokenizers.source.size, "target": tokenizers.target.size}
         if self.about["vocabularies"] != sizes or self.about.get("tokenizer", vocabulary) != vocabulary:
             raise RunError(

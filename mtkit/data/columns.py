@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from mtkit.errors import DataError
 from mtkit.text.segments import Ragged
-from mtkit.text.tokenizer import PAD
+from mtkit.text.tokenizer import PAD, PREPARE_AGAIN
 
-AGAIN = "repeat the `mtkit prepare` that made it, with --overwrite"
+AGAIN = PREPARE_AGAIN
 """Advice about prepared data that is damaged or of another version."""
 
 

@@ -1,6 +1,5 @@
 """Preparation of data: text to a folder of Arrow files and a tokenizer, as a stream, completely or not at all."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from mtkit.data.cleaning import REASONS, Repeats, Seen
 from mtkit.data.encode import Encoder
 from mtkit.data.place import CONTRASTIVE, Corpora, check_contents, check_place, identify, prepared_by
 from mtkit.data.prepared import open_prepared
-from mtkit.data.record import FORMAT, Record, read_record
+from mtkit.data.record import FORMAT, Record, fingerprint_of, read_record
 from mtkit.data.resolve import with_languages, with_named_sets, with_task_defaults, with_tokenizer
 from mtkit.data.shards import Shards, check_joined
 from mtkit.data.sides import SideWriter
@@ -114,7 +113,7 @@ def prepare(
         record = {
             "format": FORMAT,
             "mtkit": __version__,
-            "fingerprint": _fingerprint(identity, temporary / "tokenizer"),
+            "fingerprint": fingerprint_of(identity, temporary / "tokenizer"),
             "settings": settings.model_dump(mode="json", exclude={"folder"}),
             "identity": identity,
             "inputs": inputs,
@@ -173,7 +172,9 @@ def _check_unchanged(settings: DataSettings, sides: Corpora, notes: list[str], p
             f"{settings.folder} holds data prepared with other settings ({_join_changes(changes)})",
             "give --overwrite to replace it, or another folder with --data",
         )
-    return Report(settings.folder, unchanged=True, record=open_prepared(settings.folder).record, notes=notes)
+    prepared = open_prepared(settings.folder)
+    prepared.check_tokenizers()
+    return Report(settings.folder, unchanged=True, record=prepared.record, notes=notes)
 
 
 def prepare_part(
@@ -326,13 +327,6 @@ def _join_changes(changes: Sequence[str]) -> str:
         else:
             lines.append(f"{name.removeprefix('settings.')}: {'other settings' if '{' in values else values}")
     return "; ".join(lines)
-
-
-def _fingerprint(identity: dict[str, Any], tokenizer: Path) -> str:
-    digest = hashlib.sha256(json_text([FORMAT, identity], sort_keys=True).encode())
-    for model in sorted(tokenizer.iterdir()):
-        digest.update(model.read_bytes())
-    return digest.hexdigest()
 
 
 def _write_builtin(settings: DataSettings, folder: Path, progress: ProgressBar) -> Corpora:

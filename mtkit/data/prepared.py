@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from typing_extensions import TypedDict
 
 from mtkit.data.columns import AGAIN, Column, Mapped, MappedFile, Texts, Tokens
-from mtkit.data.record import Record, read_record
+from mtkit.data.record import Record, fingerprint_of, read_record
 from mtkit.errors import DataError
 from mtkit.recipe import Recipe
 from mtkit.recipe.data import DataSettings
@@ -101,10 +101,13 @@ class Prepared:
     @cached_property
     def tokenizers(self) -> Tokenizers:
         """The tokenizers, loaded at first use. Raises: DataError if they are damaged or from other data."""
-        tokenizers = Tokenizers.load(self.folder / "tokenizer")
-        if {"source": tokenizers.source.size, "target": tokenizers.target.size} != self.record["vocabulary"]:
+        self.check_tokenizers()
+        return Tokenizers.load(self.folder / "tokenizer")
+
+    def check_tokenizers(self) -> None:
+        """Raises: DataError if the files of the tokenizers are damaged or from other data."""
+        if fingerprint_of(self.record["identity"], self.folder / "tokenizer") != self.fingerprint:
             raise DataError(f"the tokenizer in {self.folder} is not the one that encoded its pieces; {AGAIN}")
-        return tokenizers
 
     @property
     def model_sizes(self) -> ModelSizes:

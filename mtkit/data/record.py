@@ -1,5 +1,7 @@
 """The record of prepared data, prepared.json: settings, fingerprints of the text, and counts."""
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
@@ -8,7 +10,7 @@ from typing_extensions import TypedDict
 
 from mtkit.data.columns import AGAIN
 from mtkit.errors import DataError
-from mtkit.storage.files import check_regular
+from mtkit.storage.files import check_regular, json_text
 from mtkit.storage.records import Count, read_stored, stored
 
 FORMAT = 3
@@ -110,6 +112,15 @@ class Record(TypedDict):
     vocabulary: Sides
     sides: dict[str, SideCounts]
     seconds: float
+
+
+def fingerprint_of(identity: Mapping[str, Any], tokenizer: Path) -> str:
+    """Return the fingerprint of prepared data with the tokenizers of a folder."""
+    digest = hashlib.sha256(json_text([FORMAT, identity], sort_keys=True).encode())
+    for model in (tokenizer / f"{name}.model" for name in ("folding", "joint", "source", "target")):
+        if model.is_file():
+            digest.update(model.read_bytes())
+    return digest.hexdigest()
 
 
 def read_record(folder: Path) -> Record:

@@ -257,7 +257,8 @@ def _checked(settings: Mapping[str, Any], where: str) -> StudySettings:
         if fault["type"] == "extra_forbidden":
             *parts, key = map(str, fault["loc"])
             known = SearchSettings if parts == ["search"] else Range if parts[:1] == ["search"] else StudySettings
-            hint = did_you_mean(key, list(known.model_fields))
+            names = list(known.model_fields)
+            hint = did_you_mean(key, names) or f"; there are: {', '.join(names)}"
             raise RecipeError(f"{where}unknown setting {shown('.'.join([*parts, key]))} of a study{hint}") from error
         raise RecipeError(f"{where}{explain(error)}") from error
 

@@ -29,6 +29,9 @@ TAGS = ("< 2{}>", ">>{}<<")
 BYTES = 256
 """Values of a byte; a vocabulary with a piece for each has no unknown text."""
 
+PREPARE_AGAIN = "repeat the `mtkit prepare` that made it, with --overwrite"
+"""Advice about a damaged tokenizer of prepared data."""
+
 _SPACE = "\u2581"
 """sentencepiece's mark of a space."""
 
@@ -79,15 +82,18 @@ class Tokenizer:
         return bool(self.is_byte.sum() == BYTES) and keeps_text(self._processor.serialized_model_proto())
 
     @classmethod
-    def load(cls, path: Path, folding: Folding | None = None) -> "Tokenizer":
-        """Load the tokenizer at `path`. Raises: DataError if it is missing, damaged or not mtkit's."""
+    def load(cls, path: Path, folding: Folding | None = None, advice: str = PREPARE_AGAIN) -> "Tokenizer":
+        """Load the tokenizer at `path`.
+
+        Raises: DataError, with the advice what to do, if it is missing, damaged or not mtkit's.
+        """
         if not path.is_file():
-            raise DataError(f"no tokenizer at {path}; run `mtkit prepare` first")
+            raise DataError(f"no tokenizer at {path}; {advice}")
         try:
             processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
             ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
         except Exception as error:  # sentencepiece raises RuntimeError, TypeError or its own, by version
-            raise DataError(f"{path} is not a readable sentencepiece model; run `mtkit prepare` again") from error
+            raise DataError(f"{path} is not a readable sentencepiece model; {advice}") from error
         if ids != (PAD, UNK, BOS, EOS):
             raise DataError(f"{path} was not made by mtkit: its pad, unk, bos and eos are {ids}, not 0, 1, 2 and 3")
         return cls(processor, folding)
@@ -195,15 +201,19 @@ class Tokenizers:
         )
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizers":
-        """Load joint.model, or source.model and target.model, and the source's folding.model. Raises: DataError."""
+    def load(cls, folder: Path, advice: str = PREPARE_AGAIN) -> "Tokenizers":
+        """Load joint.model, or source.model and target.model, and the source's folding.model.
+
+        Raises: DataError as `Tokenizer.load`.
+        """
         folding, path = None, folder / "folding.model"
         if path.is_file():
             try:
                 folding = Folding(path.read_bytes())
             except (RuntimeError, ValueError) as error:
-                raise DataError(f"{path} is not a readable sentencepiece model; run `mtkit prepare` again") from error
+                raise DataError(f"{path} is not a readable sentencepiece model; {advice}") from error
         if (folder / "joint.model").is_file():
-            joint = Tokenizer.load(folder / "joint.model")
+            joint = Tokenizer.load(folder / "joint.model", advice=advice)
             return cls(joint if folding is None else Tokenizer(joint.processor, folding), joint)
-        return cls(Tokenizer.load(folder / "source.model", folding), Tokenizer.load(folder / "target.model"))
+        source = Tokenizer.load(folder / "source.model", folding, advice)
+        return cls(source, Tokenizer.load(folder / "target.model", advice=advice))

@@ -8,6 +8,7 @@ import sentencepiece
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
+from mtkit.data.record import fingerprint_of
 from mtkit.data.report import summary
 from mtkit.recipe.data import DataSettings
 from mtkit.storage.files import write_json
@@ -97,6 +98,7 @@ def test_data_of_earlier_versions_is_read_as_it_was_written(tmp_path: Path) -> N
         for count in (side, *side["corpora"]):
             del count["altered"]
             count.pop("altered_line", None)
+    record["fingerprint"] = fingerprint_of(record["identity"], folder / "tokenizer")
     write_json(folder / "prepared.json", record)
     tokenizers = Tokenizers.load(folder / "tokenizer")
     assert tokenizers.joint

@@ -218,6 +218,27 @@ def test_the_tokenizer_of_other_data_is_refused(builtin: Prepared, tmp_path: Pat
         assert open_prepared(folder).tokenizers
 
 
+@pytest.mark.parametrize(("name", "content"), [("joint", b"cut"), ("joint", None), ("folding", b""), ("folding", None)])
+def test_a_damaged_tokenizer_is_replaced_by_the_command_that_is_named(
+    name: str, content: bytes | None, tmp_path: Path
+) -> None:
+    settings = DataSettings.model_validate(
+        {"folder": tmp_path / "data", "builtin": {"train": 60, "valid": 4, "test": 4}, "tokenizer": {"vocabulary": 400}}
+    )
+    prepare(settings)
+    file = tmp_path / "data" / "tokenizer" / f"{name}.model"
+    whole = file.read_bytes()
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(DataError, match=r"repeat the `mtkit prepare` that made it, with --overwrite"):
+        assert open_prepared(settings.folder).tokenizers
+    with pytest.raises(DataError, match=r"repeat the `mtkit prepare` that made it, with --overwrite"):
+        prepare(settings)  # it would say that the data exists
+    prepare(settings, overwrite=True)
+    assert file.read_bytes() == whole
+
+
 def test_a_missing_folder_says_to_prepare(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"run `mtkit prepare` first, with the same --recipe, or with --data .*none and your text"
