@@ -119,7 +119,7 @@ def training_text(run: Run, folder: Path) -> Prepared:
     if not (folder / "prepared.json").is_file():
         raise MtkitError(
             f"{run.folder} has no lexicon yet, and there is no prepared data in {folder} to learn it from; "
-            "give its folder with --data"
+            "`mtkit translate` takes another folder by --data"
         )
     prepared = open_prepared(folder)
     if vocabulary_of(folder / "tokenizer") != run.vocabulary:

@@ -82,12 +82,17 @@ def read_settings(path: Path, what: str = "recipe") -> dict[str, Any]:
 
     Raises: RecipeError with the file, and the line if it is known.
     """
+    text = read_text(path, what)
     try:
-        settings = load_yaml(read_text(path, what))
+        settings = load_yaml(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        wrong = f"the character U+{error.character:04X} is not allowed; remove it"
+        raise RecipeError(f"{path}, line {line}: not a YAML {what}: {wrong}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
-        problem = getattr(error, "problem", None) or "bad text"
+        problem = getattr(error, "problem", None) or str(error)
         raise RecipeError(f"{where}: not a YAML {what}: {cut_words(problem)}") from error
     if settings is None:
         return {}

@@ -68,8 +68,9 @@ class _Body(BaseModel):
             return cls.model_validate(fields)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise HTTPException(400, f"{where}: {first['msg']}" if where else first["msg"]) from error
+            field, *kinds = first["loc"]
+            wrong = "should be a string or a list of strings" if kinds else first["msg"]  # only `q` is of two kinds
+            raise HTTPException(400, f"{field}: {wrong}") from error
 
     @field_validator("*")
     @classmethod

@@ -74,6 +74,7 @@ def test_a_share_of_the_budget_is_of_every_limit() -> None:
     ("settings", "message"),
     [
         ({"entires": ["full"]}, "did you mean 'entries'"),
+        ({"attention": ["full"]}, "unknown setting 'attention' of a study; there are: recipe, settings, "),
         ({**TWO, "seeds": 0}, "seeds"),
         ({**TWO, "seeds": [1, 1]}, "a seed twice"),
         ({**TWO, "match": "size"}, "match"),

@@ -90,6 +90,7 @@ def test_errors_of_a_study_call_it_a_study(tmp_path: Path) -> None:
         b"entries: [full": r"mine\.yaml, line [12]: not a YAML study",
         b"[full]": "a study is a mapping of settings, as in `entries:",
         b"\xff": "not a YAML study: its bytes are not UTF-8",
+        b"entries:\n- \x07": r"mine\.yaml, line 2: not a YAML study: the character U\+0007 is not allowed; remove it",
         b"#" * 10**7: "larger than a study may be",
     }
     for content, message in cases.items():

@@ -90,7 +90,8 @@ def test_html_needs_attention_weights(translator: Translator, monkeypatch: pytes
     [
         ({"q": "a", "target": "fr"}, 400, "no direction auto-fr; this server has: en-de, en-zh"),
         ({"q": "a", "source": "de", "target": "de"}, 400, "no direction de-de"),
-        ({"q": 3, "target": "de"}, 400, "q"),
+        ({"q": 3, "target": "de"}, 400, "q: should be a string or a list of strings"),
+        ({"q": [["a"]], "target": "de"}, 400, "q: should be a string or a list of strings"),
         ({"target": "de"}, 400, "q: Field required"),
         ({"q": "a", "target": "de", "format": "xml"}, 400, "format 'xml' is not known"),
         ({"q": ["a"] * 21, "target": "de"}, 400, "21 strings"),
