@@ -183,13 +183,16 @@ def _summed_up(state: State, scaled: bool) -> State:
     """Return the state with the rows added to the sums of each hypothesis."""
     weights, of_past, top = _weights(state, scaled)
     rows, hypotheses, past = state["rows"], state["seen"].shape[1], state["past"]
-    keys, values = (state["shared"][name][:, None, :, :rows] for name in ("keys", "values"))
-    if not has_one_row_per_position(state):  # each hypothesis sees one row for each position
-        place = state["seen"][:, :, :rows].nonzero()[:, 2].view(len(keys), 1, hypotheses, state["count"])
-        keys, values = (rows_at(x.squeeze(1), place).transpose(1, 2) for x in (keys, values))
-        weights = None if weights is None else weights.take_along_dim(place, -1)
+    weights = None if weights is None else weights.transpose(1, 2)  # (B, N, G, rows)
+    caches = [state["shared"][name].unsqueeze(1) for name in ("keys", "values")]
+    if has_one_row_per_position(state):
+        keys, values = (x[:, :, :, :rows] for x in caches)
+    else:  # each hypothesis sees one row for each position
+        place = state["seen"][:, :, :rows].nonzero()[:, 2].view(len(caches[0]), hypotheses, 1, 1, state["count"])
+        keys, values = (rows_at(x, place).squeeze(3) for x in caches)
+        weights = None if weights is None else weights.take_along_dim(place.squeeze(3), -1)
     if weights is not None:
-        values = values * weights.transpose(1, 2).unsqueeze(-1)
+        values = values * weights.unsqueeze(-1)
     sums = keys.mT @ values  # (B, N, G, M, V), or N = 1 if all hypotheses have the same
     if past is not None:
         past_sums = _of_ancestors(past["shared"]["sums"], past["ancestor"])

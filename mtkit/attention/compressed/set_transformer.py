@@ -93,15 +93,15 @@ class SetTransformer(HeadAttention):
         return start_softmax(inputs.batch_size, inputs.hypotheses, *shape, width=width, like=self.points), None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        q = self.queries(inputs.query)  # (B, H, N, K)
         if "shared" in state:
+            q = self.queries(inputs.query)  # (B, H, N, K)
             shared = state["shared"]
             visible = None if shared["some"] is None else shared["some"][:, None, None]
             heads, _ = attend_step(
                 q.transpose(1, 2), shared["keys"], shared["values"], scale=self.scale, visible=visible
             )
             return Attended(self.merge_heads(heads.transpose(1, 2), inputs.query)), state
-        k, v = self.keys_values(inputs.query)
+        q, k, v = self.queries_keys_values(inputs.query)
         scores = scores_of(self._point_queries(), k, self.scale).permute(0, 3, 2, 1).unsqueeze(-1)  # (B, N, m, H, 1)
         state = add_keys(state, scores, v.transpose(1, 2)[:, :, None, :, None])
         heads = self._read(state["mean"].flatten(3), q)

@@ -42,7 +42,9 @@ class Centroids(nn.Module):
         """Return products (B, H, T, C) with the centroids, in float32 or wider."""
         with torch.autocast(x.device.type, enabled=False):
             x = upcast(x)
-            return x @ self.mean.to(x.dtype).transpose(-1, -2)
+            # (H, B T, K): all vectors of a head meet its centroids in one product
+            products = x.transpose(0, 1).flatten(1, 2) @ self.mean.to(x.dtype).mT
+            return products.unflatten(1, (len(x), -1)).transpose(0, 1)
 
     def nearest(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """Return the centroid (B, H, T) with the largest product for each vector; C at padding, valid (B, T)."""

@@ -234,7 +234,7 @@ class Bp(HeadAttention):
     def _step_rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values (B, N, H, S, K) of x (B, N, S, D)."""
         flat = x.flatten(0, 1)
-        q, k, v = (rows.unflatten(0, x.shape[:2]) for rows in (self.queries(flat), *self.keys_values(flat)))
+        q, k, v = (rows.unflatten(0, x.shape[:2]) for rows in self.queries_keys_values(flat))
         return q, k, v
 
     def _literal_span_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
