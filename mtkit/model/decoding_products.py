@@ -3,10 +3,9 @@
 Inside the context `products`, the linear layers of a model and its output projection multiply by weights that are
 rounded and laid out for the processor, and attentions compute queries, keys and values in one product. Prepared weights
 are cached until the weights change, because text arrives in chunks; a change through `.data`, which PyTorch does not
-count, is not noticed. Norms, softmax and other parts are computed as outside the context. Attentions that must not
-round (`unrounded`) have products in float32, prepared if oneDNN or tiles are faster. On the CPU, types below float32
-also make attentions by scaled dot products keep keys and values in bfloat16 (except a decoder's with more than 16
-hypotheses).
+count, is not noticed. Norms, softmax and other parts are computed as outside the context, and so are all products of
+attentions that must not round (`unrounded`). On the CPU, types below float32 also make attentions by scaled dot
+products keep keys and values in bfloat16 (except a decoder's with more than 16 hypotheses).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +49,6 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     if dtype == torch.int8:
         check_int8(device)
     prepared, unrounded = _prepared(model, dtype, device), unrounded_parts(model)
-    exact = _prepared(model, torch.float32, device) if unrounded and _float32(torch.float32, device) else None
     low = dtype == torch.int8 or is_low(dtype, device)
     has_loops = dtype == torch.int8 and has_byte_tiles()
     replaced: list[tuple[nn.Module, str]] = []
@@ -61,10 +59,9 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
     try:
         for module in model.modules():
-            its = exact if module in unrounded else prepared
-            if its is not None and isinstance(module, HeadAttention):
-                replace(module, "projected", partial(_projected, its))
-                if low and its is prepared and isinstance(module, ProductAttention) and is_plain(module.positions):
+            if isinstance(module, HeadAttention) and module not in unrounded:
+                replace(module, "projected", partial(_projected, prepared))
+                if low and isinstance(module, ProductAttention) and is_plain(module.positions):
                     replace(module, "cache_type", torch.bfloat16)  # half the bytes, which a step waits for
             if has_loops:
                 from mtkit.model.compiled_steps import compiled_methods  # other types need none of it
@@ -74,10 +71,10 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             if isinstance(module, LayerNorm) and device.type == "cuda" and dtype == torch.bfloat16:
                 replace(module, "forward", prepared.norm(module))
             if dtype != torch.float32 or _float32(dtype, device) is not None:
-                if its is not None and type(module) is nn.Linear:
-                    product = its.of(module)
-                    by_pytorch = isinstance(product, Plain)
-                    replace(module, "forward", partial(_unless_exact, module, product) if by_pytorch else product)
+                if type(module) is nn.Linear and module not in unrounded:
+                    product = prepared.of(module)
+                    exact = isinstance(product, Plain)
+                    replace(module, "forward", partial(_unless_exact, module, product) if exact else product)
                 if isinstance(module, Network):
                     output = prepared.output(module)
                     replace(module, "logits", output)

@@ -15,9 +15,8 @@ from tests.contract.stack import Stack, make, memory_for, tokens
 
 @pytest.fixture(autouse=True)
 def _no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mechanisms disable autocast, or ask for it, by the name of the device, and the meta device has none."""
+    """Mechanisms disable autocast by the name of the device, and the meta device has none."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
 
 
 def update(stack: Stack, memory: Tensor | None = None) -> None:

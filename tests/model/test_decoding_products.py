@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtkit.attention import State
 from mtkit.attention.bases.product_attention import ProductAttention
-from mtkit.attention.contract import unrounded_parts
 from mtkit.attention.kernels.cpu import product
 from mtkit.attention.kernels.cpu.product import Float32, Tiled, in_few_counts
 from mtkit.attention.kernels.cpu.product_tiles import FLOATS, has
@@ -49,18 +48,6 @@ def test_a_step_is_near_the_plain_one(attention: str, dtype: torch.dtype) -> Non
     assert found.dtype == torch.float32
     off = (exact - found).norm() / exact.norm()
     assert off < (1e-5 if dtype == torch.float32 else 0.05)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("attention", ["reformer", "native-sparse", "delta"])
-def test_products_of_attentions_that_must_not_round_are_in_float32(attention: str, dtype: torch.dtype) -> None:
-    net, x = network(attention), torch.randn(3, 5, 32)
-    linears = [part for part in unrounded_parts(net) if isinstance(part, nn.Linear)]
-    assert linears
-    with products(net, dtype):
-        for linear in linears:
-            torch.testing.assert_close(linear(x), nn.Linear.forward(linear, x), rtol=1e-5, atol=1e-5)
 
 
 def attentions(net: Transformer) -> list[ProductAttention]:

@@ -82,9 +82,6 @@ class HeadAttention(Attention):
         self, tokens: Tensor, position: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`queries_keys_values`, queries and keys in float32 at least: for choices that rounding must not change."""
-        if tokens.dtype == self.q_proj.weight.dtype and not torch.is_autocast_enabled(tokens.device.type):
-            q, k, v = self.queries_keys_values(tokens, position)
-            return upcast(q), upcast(k), v
         return self.exact_queries(tokens, position), *self.exact_keys_values(tokens, position)
 
     def exact_queries(self, query: Tensor, position: Tensor | None = None) -> Tensor:

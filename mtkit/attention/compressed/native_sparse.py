@@ -18,7 +18,7 @@ blocks. The choice has no gradient; compressed keys learn through their own bran
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -130,10 +130,6 @@ class NativeSparse(HeadAttention):
         branches = [branch for branch in self.branches if branch != "selected"]
         return {f"{branch}_{name}": name for branch in branches for name in ("k_proj", "v_proj")}
 
-    def _own_maps(self, branch: str) -> list[nn.Linear]:
-        """Return the projections to the branch's own keys and values."""
-        return [cast(nn.Linear, self.get_submodule(f"{branch}_{name}")) for name in ("k_proj", "v_proj")]
-
     @property
     def _pools(self) -> dict[str, Pool]:
         return {"keys": self.compress_keys or mean, "values": self.compress_values or mean}
@@ -194,10 +190,7 @@ class NativeSparse(HeadAttention):
 
     def _compressed_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys (B, G, T, K), in float32 at least, and values (B, G, T, V) to compress; not rotated."""
-        k_proj, v_proj = self._own_maps("compressed")
-        if not torch.is_autocast_enabled(tokens.device.type):
-            k, v = self.projected(tokens, k_proj, v_proj)
-            return upcast(self.projection.keys(k)), self.projection.values(v)
+        k_proj, v_proj = (self.get_submodule(f"compressed_{name}") for name in ("k_proj", "v_proj"))
         with torch.autocast(tokens.device.type, enabled=False):
             k = upcast(self.projection.keys(k_proj(tokens.type_as(self.q_proj.weight))))
         return k, self.projection.values(v_proj(tokens))
@@ -215,8 +208,8 @@ class NativeSparse(HeadAttention):
         return keys, self._pools["values"](v_rows, None)
 
     def _window_keys_values(self, tokens: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        k, v = self.projected(tokens, *self._own_maps("window"))
-        return self._rotated(self.projection.keys(k), position), self.projection.values(v)
+        k_proj, v_proj = (self.get_submodule(f"window_{name}") for name in ("k_proj", "v_proj"))
+        return self._rotated(self.projection.keys(k_proj(tokens)), position), self.projection.values(v_proj(tokens))
 
     def _seen(self, inputs: Inputs, blocks: int) -> Tensor | None:
         """Return which compressed blocks a query sees, (1, T, P) or (B, P); None if it sees all."""
