@@ -32,6 +32,7 @@ from mtkit.recipe.settings import RUNS, run_folder_of
 from mtkit.storage.files import check_regular
 from mtkit.storage.records import Count, read_stored, stored
 from mtkit.storage.weights import check_sum, load_weights, read_tensors
+from mtkit.terminal import acts
 from mtkit.text.languages import languages_of
 
 if TYPE_CHECKING:
@@ -270,9 +271,14 @@ class Run:
 
 
 def run_folder(name: str) -> Path:
-    """Return the folder of the run with this name. Raises: RunError for a name that is not a single folder."""
+    """Return the folder of the run with this name.
+
+    Raises: RunError for a name that is not a single folder, or on which a terminal would act.
+    """
     if name in ("", "..") or Path(name).name != name:
         raise RunError(f"--name {shown(name)}: a run's name is one folder under {RUNS}, without slashes")
+    if acts(name):
+        raise RunError(f"--name {shown(name)} has a line end or a control character; leave it out")
     return RUNS / name
 
 

@@ -15,7 +15,7 @@ from mtkit import runs
 from mtkit.errors import MtkitError, RunError
 from mtkit.model.build import build_model
 from mtkit.recipe import load_recipe
-from mtkit.runs import FORMAT, Run, find_run, find_runs, named_run
+from mtkit.runs import FORMAT, Run, find_run, find_runs, named_run, run_folder
 from mtkit.storage.files import digest
 from mtkit.storage.weights import load_weights, read_tensors
 from tests.damage import check_damages
@@ -57,6 +57,12 @@ def test_several_runs_are_found_by_folders_and_names(run: Path) -> None:
     assert [each.folder for each in find_runs(None, [])] == [run]
     with pytest.raises(RunError, match="did you mean 'one'"):
         find_runs([run], ["onne"])
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\n", "a\tb", "\x1b[2J", "a\u202eb"])
+def test_a_name_that_is_no_folder_or_that_acts_on_the_terminal_is_refused(name: str) -> None:
+    with pytest.raises(RunError, match=re.escape(f"--name {name!r}")):
+        run_folder(name)
 
 
 def test_no_run_yet_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
