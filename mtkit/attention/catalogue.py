@@ -138,7 +138,7 @@ def describe(name: str) -> str:
 
 
 FORMULA = "    "
-"""Start of a line of formulas in a docstring; two spaces separate the formulas of a line."""
+"""Indentation of formula lines in docstrings; two spaces separate the formulas on a line."""
 
 OPERATOR = re.compile(r"(?<=\S) ([-+*/.=<>]|<-|<=|>=) (?=\S)")
 
@@ -148,7 +148,7 @@ NO_BREAK = "\u00a0"
 def _indented(lines: Sequence[str], width: int) -> str:
     """Return the lines indented, and the second part of a wrapped line further.
 
-    No line breaks within a formula of a line of formulas, or beside an operator.
+    Formula lines are divided only between formulas, and text is not divided before or after an operator.
     """
     parts = []
     for line in lines:

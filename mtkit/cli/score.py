@@ -126,8 +126,8 @@ def score(
     """Score translations, with confidence intervals and signatures.
 
     Without arguments, the latest translations of the latest run are scored by the recipe's metrics: BLEU, chrF and TER,
-    or exact and token match of a built-in task. Token match is the percentage of positions with the right word, among
-    the positions of the longer of hypothesis and reference. 95% confidence intervals are percentiles of bootstrap
+    or exact and token match of a built-in task. Token match is the percentage of positions with the right word; the
+    longer line, hypothesis or reference, has the last position. 95% confidence intervals are percentiles of bootstrap
     resamples; exact match has Wilson's interval. The first of several systems is the baseline: the others are printed
     with their difference from it and p-values by paired bootstrap and approximate randomisation. The sacrebleu command
     computes the same scores from the same files.

@@ -14,7 +14,6 @@ from mtkit.errors import DataError
 from mtkit.text.segments import Ragged
 from mtkit.text.tokenizer import PAD, PREPARE_AGAIN
 
-AGAIN = PREPARE_AGAIN
 """Advice about prepared data that is damaged or of another version."""
 
 
@@ -35,7 +34,7 @@ class MappedFile:
     def check(self) -> None:
         """Raises: DataError if the file was written to since it was opened."""
         if self._stat() != self._state:
-            raise DataError(f"{self._path} was changed while it was in use; {AGAIN}")
+            raise DataError(f"{self._path} was changed while it was in use; {PREPARE_AGAIN}")
 
     def _stat(self) -> tuple[int, int]:
         status = os.fstat(self._handle)
@@ -172,7 +171,9 @@ class Tokens:
     def _check(self, pieces: np.ndarray) -> None:
         if self._vocabulary is not None and pieces.size and not 0 <= pieces.min() <= pieces.max() < self._vocabulary:
             wrong = int(pieces.min() if pieces.min() < 0 else pieces.max())
-            raise DataError(f"the prepared data is damaged (of {self._vocabulary:,} pieces, piece {wrong}); {AGAIN}")
+            raise DataError(
+                f"the prepared data is damaged (of {self._vocabulary:,} pieces, piece {wrong}); {PREPARE_AGAIN}"
+            )
 
 
 class Texts(Sequence[str]):

@@ -23,13 +23,13 @@ import pyarrow as pa
 from pydantic import ValidationError
 from typing_extensions import TypedDict
 
-from mtkit.data.columns import AGAIN, Column, Mapped, MappedFile, Texts, Tokens
+from mtkit.data.columns import Column, Mapped, MappedFile, Texts, Tokens
 from mtkit.data.record import Record, fingerprint_of, read_record
 from mtkit.errors import DataError
 from mtkit.recipe import Recipe
 from mtkit.recipe.data import DataSettings
 from mtkit.storage.records import explain
-from mtkit.text.tokenizer import Tokenizers
+from mtkit.text.tokenizer import PREPARE_AGAIN, Tokenizers
 
 _CHECKED_ROWS = 1 << 20
 """Rows of a column that are checked together."""
@@ -107,7 +107,7 @@ class Prepared:
     def check_tokenizers(self) -> None:
         """Raises: DataError if the files of the tokenizers are damaged or from other data."""
         if fingerprint_of(self.record["identity"], self.folder / "tokenizer") != self.fingerprint:
-            raise DataError(f"the tokenizer in {self.folder} is not the one that encoded its pieces; {AGAIN}")
+            raise DataError(f"the tokenizer in {self.folder} is not the one that encoded its pieces; {PREPARE_AGAIN}")
 
     @property
     def model_sizes(self) -> ModelSizes:
@@ -133,10 +133,12 @@ def open_prepared(folder: Path) -> Prepared:
         sides = {name: _open_side(folder, name, record) for name in record["sides"]}
         _check_sides(sides, settings, record)
     except ValidationError as error:
-        raise DataError(f"{folder / 'prepared.json'} is damaged (settings: {explain(error)}); {AGAIN}") from error
+        raise DataError(
+            f"{folder / 'prepared.json'} is damaged (settings: {explain(error)}); {PREPARE_AGAIN}"
+        ) from error
     except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"the prepared data in {folder} is damaged ({first_line}); {AGAIN}") from error
+        raise DataError(f"the prepared data in {folder} is damaged ({first_line}); {PREPARE_AGAIN}") from error
     record["settings"] = settings.model_dump(mode="json", exclude={"folder"})
     train, valid = sides.pop("train"), sides.pop("valid")
     return Prepared(folder, settings, record, train, valid, tests=sides)

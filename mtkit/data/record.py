@@ -8,10 +8,10 @@ from typing import Annotated, Any, NotRequired
 from pydantic import StringConstraints
 from typing_extensions import TypedDict
 
-from mtkit.data.columns import AGAIN
 from mtkit.errors import DataError
 from mtkit.storage.files import check_regular, json_text
 from mtkit.storage.records import Count, read_stored, stored
+from mtkit.text.tokenizer import PREPARE_AGAIN
 
 FORMAT = 3
 """Version of the folder's layout, incremented when older folders can no longer be read."""
@@ -132,4 +132,4 @@ def read_record(folder: Path) -> Record:
             "and your text (without text it prepares the built-in corpus)"
         )
     check_regular(folder)
-    return read_stored(path, Record, AGAIN, error=DataError, version=FORMAT)
+    return read_stored(path, Record, PREPARE_AGAIN, error=DataError, version=FORMAT)

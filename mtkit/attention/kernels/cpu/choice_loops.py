@@ -48,9 +48,9 @@ def enlist_and_see(
 ) -> None:
     """Append `position` to the list of its group in each round, and mark what is seen of the lists.
 
-    group (R, H, rounds); members (R, H * rounds, groups, places) are rings of positions, of which counts (R,
-    H * rounds, groups) have been written. A position sees the earlier members of its chunk, by rank, and of the chunk
-    before it: seen (R, H, T), False at first.
+    group (R, H, rounds). members (R, H * rounds, groups, places) are rings of positions, and counts (R, H * rounds,
+    groups) the numbers of positions written to them. A position sees the earlier members of its chunk, by rank, and
+    of the chunk before it: seen (R, H, T), False at first.
     """
     rows, heads, rounds = group.shape
     places = members.shape[3]

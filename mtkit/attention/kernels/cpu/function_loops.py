@@ -1,4 +1,4 @@
-"""Loops of functions of many numbers, for which PyTorch needs several passes over memory."""
+"""Functions of each number of a tensor, in one pass over memory; PyTorch needs several passes."""
 
 import numpy as np
 

@@ -11,7 +11,7 @@ Places = NDArray[np.int64]
 
 @compiled("uint8[:, ::1], int64[::1], int64[::1]")
 def copy_rows(rows: NDArray[np.uint8], source: Places, target: Places) -> None:
-    """Copy the rows at `source` (M,) to the rows at `target` (M,), none of which is a source."""
+    """Copy the rows at `source` (M,) to the rows at `target` (M,); no target is a source."""
     for move in range(len(source)):
         rows[target[move]] = rows[source[move]]
 
