@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.cpu.threads import in_ranges, loops_take
+from mtkit.attention.kernels.cpu.threads import array_of_parameter, in_ranges, loops_take
 from mtkit.attention.kernels.dot_product import upcast
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 17}
@@ -72,7 +72,9 @@ def _gradients(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, d_y: Tens
     from mtkit.attention.kernels.cpu.convolution_loops import write_gradients
 
     d_x, d_weight, d_bias = (torch.zeros(y.shape, device=y.device) for y in (x, weight, bias))
-    terms = (y.detach().contiguous().numpy() for y in (x, weight, bias, d_y, d_x, d_weight, d_bias))
+    parameters = (array_of_parameter(y) for y in (weight, bias))
+    inputs, *gradients = (y.detach().contiguous().numpy() for y in (x, d_y, d_x, d_weight, d_bias))
+    terms = (inputs, *parameters, *gradients)
     loop: Callable[..., None] = write_gradients
     in_ranges(partial(loop, reverse, *terms), len(bias), CHANNELS)
     return d_x, d_weight, d_bias

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.kernels.cached_rows import rows_of
-from mtkit.attention.kernels.cpu.threads import in_ranges, loops_take
+from mtkit.attention.kernels.cpu.threads import array_of_parameter, in_ranges, loops_take
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.tiled_softmax import scores_at_once
 from mtkit.attention.options import Null, Positive
@@ -87,7 +87,7 @@ class _Scores(torch.autograd.Function):
         if loops_take(q, k, v) and scores.numel():
             from mtkit.attention.kernels.cpu.function_loops import write_additive_scores
 
-            rows = *rows_of(q.unsqueeze(1)), *rows_of(k.unsqueeze(1)), v.detach().contiguous().numpy(), scores.numpy()
+            rows = *rows_of(q.unsqueeze(1)), *rows_of(k.unsqueeze(1)), array_of_parameter(v), scores.numpy()
             in_ranges(partial(write_additive_scores, *rows), len(q))
             return scores
         with torch.autocast(q.device.type, enabled=False):

@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -34,6 +36,15 @@ def has_blas() -> bool:
 def by_token(x: Tensor) -> Tensor:
     """Return x (B, H, T, X) as (B, T, H, X), one after the other in memory."""
     return x.detach().transpose(1, 2).contiguous()
+
+
+def array_of_parameter(parameter: Tensor) -> NDArray[np.float32]:
+    """Return a copy of the parameter, one row after the other in memory.
+
+    Not the parameter itself: PyTorch never releases memory that NumPy has seen, and `training.shard` must.
+    """
+    array: NDArray[np.float32] = parameter.detach().clone(memory_format=torch.contiguous_format).numpy()
+    return array
 
 
 def in_ranges(loop: Callable[[int, int], None], count: int, least: int = 1) -> None:
