@@ -261,8 +261,10 @@ def _print(folder: "Folder", columns: "list[str] | tuple[str, ...]") -> None:
     for message in folder.damaged():
         note(message)
     table, written = write_outputs(folder, columns, progress=through)
-    names = ", ".join(path.name for path in written)
-    files = wrapped(f"in {folder.path}: {names}; logs in {folder.logs.name}", stdout_width())
+    names = ", ".join(path.name for path in written if path.parent == folder.path)
+    of_tasks = dict.fromkeys(path.parent.relative_to(folder.path) for path in written if path.parent != folder.path)
+    pictures = f"pictures in {', '.join(map(str, of_tasks))}; " if of_tasks else ""
+    files = wrapped(f"in {folder.path}: {names}; {pictures}logs in {folder.logs.name}", stdout_width())
     typer.echo(f"\n{text(folder.study(), table, folder.rows())}\n\n{files}")
 
 

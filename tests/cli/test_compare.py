@@ -93,6 +93,20 @@ def test_a_task_is_prepared_in_the_folder() -> None:
     assert (OUT / "data" / "copy" / "prepared.json").exists()
 
 
+def test_the_pictures_of_tasks_are_where_the_output_names_them(known: Any) -> None:
+    pytest.importorskip("matplotlib")
+    Path("r.yaml").write_text(yaml.safe_dump({key: value for key, value in _settings().items() if key != "data"}))
+    shown = typed("--attention", "full,longformer", "--task", "copy", "--task", "reverse")
+    assert shown.exit_code == 0, shown.output
+    files = " ".join(shown.stdout.rpartition("in mtkit-compare: ")[2].split())
+    assert files == (
+        "results.jsonl, compare.md, compare.csv, compare.tex, compare-ranks.png; "
+        "pictures in pictures/copy, pictures/reverse; logs in logs"
+    )
+    assert (OUT / "compare-ranks.png").is_file()
+    assert all((OUT / "pictures" / task / "compare.png").is_file() for task in ("copy", "reverse"))
+
+
 def _settings() -> dict[str, Any]:
     settings: dict[str, Any] = yaml.safe_load(Path("r.yaml").read_text())
     return settings
