@@ -16,7 +16,7 @@ from typing import Any, get_args
 import yaml
 from pydantic.fields import FieldInfo
 
-from mtkit.attention import ROLES, mechanisms
+from mtkit.attention import mechanisms
 from mtkit.attention.mixed_heads import MIX
 from mtkit.attention.options import OptionValueError
 from mtkit.attention.registry import check_role, find
@@ -146,8 +146,6 @@ def _parse(text: str) -> Entry:
     roles = []
     for sign, word in re.findall(r"([@+])([^@+]*)", match["rest"]):
         if sign == "@":
-            if word not in ROLES:
-                raise MtkitError(f"{shown(text)}: no role {shown(word)}{did_you_mean(word, list(ROLES))}")
             check_role(mechanism, word)
             roles.append(word)
             continue

@@ -162,8 +162,10 @@ def choose(settings: AttentionSettings, layers: Mapping[str, int], tasks: int = 
         role, dot, option = key.partition(".") if key.startswith(BY_ROLE) else ("", "", key)
         if "." in option and option.partition(".")[0] not in kinds:
             role = option.partition(".")[0]
+            known = [*ROLES, *sorted(kinds)]
             raise MtkitError(
-                f"no role {shown(role)} in attention option {shown(key)}{did_you_mean(role, [*ROLES, *kinds])}"
+                f"no role {shown(role)} in attention option {shown(key)}{did_you_mean(role, known)}; "
+                f"there are: {', '.join(known)}"
             )
         for chosen in _roles_for(option, {role: names[role]} if dot else names):
             options[chosen][option] = value

@@ -74,6 +74,7 @@ def test_all_are_every_mechanism_full_first_and_the_same_twice_is_one() -> None:
     [
         ("longfromer", "did you mean 'longformer'"),
         ("band@encodr", "did you mean 'encoder'"),
+        ("full@foo", "no role 'foo'; the roles are encoder, decoder, cross"),
         ("linformer@decoder", "encoder"),
         ("band[window_radius]", "OPTION=VALUE"),
         ("band[", "cannot understand the entry 'band\\['"),

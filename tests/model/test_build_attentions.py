@@ -145,6 +145,7 @@ def test_where_a_role_has_no_layers_its_options_are_refused(option: str, words: 
         ({"encoder": ["full"]}, ["attention.encoder", "1", "3 layers"]),
         ({"name": "band", "options": {"window_radus": 3}}, ["window_radus", "did you mean 'window_radius'"]),
         ({"options": {"decodr.positions": "rotary"}}, ["decodr", "did you mean 'decoder'"]),
+        ({"options": {"foo.positions": "rotary"}}, ["foo.positions", "there are: encoder, decoder, cross"]),
         ({"name": "band", "options": {"encoder.global_tokens": 3}}, ["band", "global_tokens", "window_radius"]),
         (
             {"name": "band", "options": {"encoder.window_radius": 3, "encoder.positons": "rotary"}},
