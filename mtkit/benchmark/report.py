@@ -14,7 +14,7 @@ from mtkit import terminal
 from mtkit.benchmark.machine import Rate
 from mtkit.errors import MtkitError
 from mtkit.evaluation.plots import save_figure
-from mtkit.storage.files import inside, write_json, write_text
+from mtkit.storage.files import check_writable, inside, write_json, write_text
 from mtkit.version import __version__
 
 FORMAT = 1
@@ -33,9 +33,11 @@ class Bars:
 def outputs(folder: Path, name: str) -> list[Path]:
     """The files of a report in a folder: table, JSON and picture.
 
-    Raises: MtkitError if one is a link, or exists and was not written by mtkit, according to its JSON.
+    Raises: MtkitError if one is a link, cannot be written, or exists and was not written by mtkit, according to its
+    JSON.
     """
     paths = [inside(folder, f"{name}{end}") for end in (".txt", ".json", ".png")]
+    check_writable(paths[0])
     try:
         ours = "mtkit" in from_json(paths[1].read_bytes())
     except (OSError, ValueError, TypeError):

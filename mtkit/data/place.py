@@ -13,6 +13,7 @@ from mtkit.data.record import read_record
 from mtkit.data.vocabulary import vocabulary_of
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DataSettings
+from mtkit.storage.files import file_above
 from mtkit.text.corpora import EMPTY_LINES, Facts
 
 Corpora = dict[str, Sequence[Corpus]]
@@ -84,6 +85,8 @@ def check_place(folder: Path, sides: Corpora, tokenizer_from: Path | None) -> No
     place = Path(os.path.realpath(folder))
     if folder.exists() and not (folder / "prepared.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is not prepared data; give another folder with --data")
+    if (file := file_above(folder)) is not None:
+        raise DataError(f"{folder}: {file} is a file, not a folder; give another folder")
     if place.is_symlink():
         raise DataError(f"{folder} is a broken link; give another folder with --data")
     if Path.cwd().is_relative_to(place):

@@ -31,7 +31,16 @@ from mtkit.experiments.rows import STORED_ROW, StoredTrial, validation_score
 from mtkit.experiments.study import SearchSettings, Study, StudySettings
 from mtkit.experiments.trials import Trial, slug
 from mtkit.recipe import differences
-from mtkit.storage.files import check_regular, inside, json_text, write_json, write_tensors, write_text, writing
+from mtkit.storage.files import (
+    check_regular,
+    file_above,
+    inside,
+    json_text,
+    write_json,
+    write_tensors,
+    write_text,
+    writing,
+)
 from mtkit.storage.records import explain, read_stored, read_stored_lines, stored
 from mtkit.storage.weights import read_tensors
 
@@ -72,7 +81,8 @@ def locked(path: Path) -> Iterator[None]:
 
 def lock_error(path: Path, error: Exception) -> MtkitError:
     """Return the error of a lock file that cannot be written, or of a file system without locks."""
-    reason = getattr(error, "strerror", None) or error
+    file = file_above(path)
+    reason = f"{file} is a file, not a folder" if file else getattr(error, "strerror", None) or error
     return MtkitError(f"cannot lock {path}: {reason}; choose a writable --out on a file system with locks")
 
 

@@ -75,6 +75,4 @@ def task_label(task: str | Mapping[str, Any]) -> str:
 
 def _data(task: str | Mapping[str, Any], label: str, folder: Folder) -> dict[str, Any]:
     settings = {"name": task} if isinstance(task, str) else {key: task[key] for key in task if key != "label"}
-    place = inside(folder.path, "data", label)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    return {"data": {"task": settings, "folder": str(place)}}
+    return {"data": {"task": settings, "folder": str(inside(folder.path, "data", label))}}

@@ -88,7 +88,7 @@ def export_run(run: Run, to: str, folder: Path, *, checkpoint: str = "best") -> 
         argos.check(run)
     name = run.checkpoint(checkpoint).name
     translator = Translator([run], checkpoint=name, device="cpu", dtype="float32")
-    with writing(folder) as place, TemporaryDirectory() as scratch:
+    with writing(folder) as place, TemporaryDirectory(dir=place.parent) as scratch:
         temporary = Path(scratch) / "model" if to == "argos" else place
         temporary.mkdir()
         write(run, translator.network, temporary)

@@ -32,6 +32,18 @@ FILES_OF_RUNS = {
 """Names in a run's folder that only mtkit writes."""
 
 
+class WriteError(MtkitError):
+    """Files or folders that cannot be written, with the system's error."""
+
+    def __init__(self, paths: Sequence[Path], error: OSError) -> None:
+        file = next(filter(None, map(file_above, paths)), None)
+        reason = error.strerror or error if file is None else f"{file} is a file, not a folder"
+        space = "free some space or " if file is None else ""
+        super().__init__(f"cannot write {' and '.join(map(str, paths))}: {reason}; {space}choose another place")
+        self.paths = paths
+        self.error = error
+
+
 def inside(folder: Path, *names: str) -> Path:
     """Return the path of a file or folder of mtkit at `names` below `folder`, which may itself be a link.
 
@@ -118,7 +130,12 @@ def writing(path: Path) -> Iterator[Path]:
         _clear_after_kills(place)
         with _locked_folder(place) as folder_of_temporary:
             temporary = folder_of_temporary / place.name
-            yield temporary
+            try:
+                yield temporary
+            except WriteError as error:
+                if all(inner.is_relative_to(folder_of_temporary) for inner in error.paths):
+                    raise error.error from error  # the message below names `path`, which the user knows
+                raise
             for file in sorted(temporary.rglob("*")) if temporary.is_dir() else [temporary]:
                 if file.is_file():
                     _sync(file)
@@ -133,9 +150,12 @@ def writing(path: Path) -> Iterator[Path]:
     except IsADirectoryError as error:
         raise MtkitError(f"{path} is a folder; give the name of a file to write") from error
     except OSError as error:
-        raise MtkitError(
-            f"cannot write {path}: {error.strerror or error}; free some space or choose another place"
-        ) from error
+        raise WriteError([path], error) from error
+
+
+def file_above(path: Path) -> Path | None:
+    """Return the parent of `path` that exists and is not a folder, so that `path` cannot be written; None if none."""
+    return next((folder for folder in path.parents if os.path.exists(folder) and not os.path.isdir(folder)), None)
 
 
 def check_writable(path: Path) -> None:
@@ -151,7 +171,7 @@ def check_writable(path: Path) -> None:
         with _locked_folder(existing / place.name):
             pass
     except OSError as error:
-        raise MtkitError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+        raise WriteError([path], error) from error
 
 
 def check_regular(folder: Path) -> None:

@@ -25,7 +25,18 @@ from typing import Any, BinaryIO, Generic, Protocol, Self, TypeVar, cast
 from pydantic_core import from_json
 
 from mtkit.errors import DataError, MtkitError, cut
-from mtkit.storage.files import UNFINISHED, finish, inside, is_device, json_text, locked, packed, write_json, writing
+from mtkit.storage.files import (
+    UNFINISHED,
+    WriteError,
+    finish,
+    inside,
+    is_device,
+    json_text,
+    locked,
+    packed,
+    write_json,
+    writing,
+)
 from mtkit.storage.journal import Finished, Journal, is_journal
 from mtkit.storage.records import record_bytes
 from mtkit.terminal import Say
@@ -177,10 +188,7 @@ def open_job(outputs: Sequence[Path | BinaryIO], about: Mapping[str, Any], notes
         except BrokenPipeError:
             raise  # the reader of `say` or of what the body writes has left
         except OSError as error:
-            raise MtkitError(
-                f"cannot write {' and '.join(map(str, files))}: {error.strerror or error}; "
-                "free some space or choose another place"
-            ) from error
+            raise WriteError(files, error) from error
 
 
 @contextmanager

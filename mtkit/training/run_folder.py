@@ -22,7 +22,7 @@ from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
 from mtkit.recipe.settings import LIMITS
 from mtkit.runs import FORMAT, Origin, Run, can_resume
-from mtkit.storage.files import FILES_OF_RUNS, inside, locked, write_json, write_text, writing
+from mtkit.storage.files import FILES_OF_RUNS, WriteError, inside, locked, write_json, write_text, writing
 from mtkit.storage.records import read_object
 from mtkit.storage.yaml_text import dump_yaml
 from mtkit.terminal import ProgressBar, Say
@@ -79,7 +79,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         except MtkitError as error:
             raise RunError(str(error)) from error
         except OSError as error:
-            raise RunError(f"cannot write {folder}: {error.strerror or error}; choose another place") from error
+            raise RunError(str(WriteError([folder], error))) from error
         yield
 
 

@@ -23,3 +23,5 @@ def test_only_an_earlier_report_is_replaced(tmp_path: Path, content: str | None)
     with pytest.raises(MtkitError, match=r"train\.txt exists, and mtkit has no record that it wrote it; give another"):
         outputs(tmp_path, "train")
     assert corpus.read_text() == "years of work\n"
+    with pytest.raises(MtkitError, match=r"train.txt is a file, not a folder"):
+        outputs(corpus, "train")

@@ -21,7 +21,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_decoding(
     monkeypatch.setattr("mtkit.runs.find_runs", never)
     Path("file").write_text("a\n")
     for options in (["--input", "file", "--output"], ["--side", "test", "--output"], ["--alignments"]):
-        for place, wrong in (("file/out", "cannot write file/out: Not a directory"), (".", "is a folder")):
+        for place, wrong in (("file/out", "cannot write file/out: file is a file, not a folder"), (".", "is a folder")):
             with pytest.raises(MtkitError, match=wrong):
                 CliRunner().invoke(app, ["translate", *options, place], catch_exceptions=False)
     assert [each.name for each in tmp_path.iterdir()] == ["file"]

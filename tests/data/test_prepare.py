@@ -217,6 +217,8 @@ def test_folders_that_hold_something_else_are_never_replaced(
     for folder in (tmp_path / "photos", tmp_path / "train.en"):
         with pytest.raises(DataError, match="is not prepared data"):
             prepare(settings.model_copy(update={"folder": folder}), overwrite=True)
+    with pytest.raises(DataError, match="is a file, not a folder"):
+        prepare(settings.model_copy(update={"folder": tmp_path / "train.en" / "data"}))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(DataError, match="is the current folder"):

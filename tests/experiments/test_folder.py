@@ -91,7 +91,7 @@ def test_a_study_edited_by_hand_is_one_line(tiny: Made, opened: Opened) -> None:
 
 def test_a_folder_that_cannot_be_written_is_one_line(tiny: Made, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MtkitError, match=r"cannot lock .*/file/out/study.lock: Not a directory; choose a writable"):
+    with pytest.raises(MtkitError, match=r"cannot lock .*/file/out/study.lock: .*/file is a file, not a folder;"):
         Folder(tmp_path / "file" / "out").open(tiny("full"))
 
 

@@ -1,5 +1,6 @@
 """Exported models give the run's tokens in Hugging Face transformers and CTranslate2."""
 
+import errno
 import re
 import shutil
 from importlib.util import find_spec
@@ -242,6 +243,28 @@ def test_the_command_writes_a_card_and_leaves_what_exists(tmp_path: Path) -> Non
     assert not list((tmp_path / "out").glob("*.bin"))
     with pytest.raises(MtkitError, match="exists; choose another folder"):
         CliRunner().invoke(app, typed, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("to", ["huggingface", "argos"])
+def test_on_a_full_disk_the_message_names_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    if to == "argos":
+        pytest.importorskip("ctranslate2")
+    write_bytes = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if path.name == "README.md":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write_bytes(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    run = make_run(tmp_path / "a", model=BIAS)
+    with pytest.raises(MtkitError) as raised:
+        export_run(run, to, tmp_path / "out")
+    place = tmp_path / "out"
+    assert (
+        str(raised.value) == f"cannot write {place}: No space left on device; free some space or choose another place"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_an_exported_model_drops_invisible_characters_as_the_run_does(tmp_path: Path) -> None:

@@ -58,6 +58,21 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_names_the_folder_of_the_user_not_the_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(MtkitError) as raised, writing(tmp_path / "folder") as temporary:
+        write_text(temporary / "README.md", "text")
+    assert str(raised.value).startswith(f"cannot write {tmp_path / 'folder'}: No space left on device; free some space")
+    with pytest.raises(MtkitError, match=r"cannot write .*other\.txt"), writing(tmp_path / "folder"):
+        write_text(tmp_path / "other.txt", "text")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_json_keeps_text_readable(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"text": "über"})
     assert "über" in (tmp_path / "a.json").read_text(encoding="utf-8")
@@ -202,8 +217,9 @@ def test_a_place_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     check_writable(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "old"
-    with pytest.raises(MtkitError, match=r"cannot write .*Not a directory; choose another place"):
-        check_writable(tmp_path / "file" / "out.txt")
+    for path in (tmp_path / "file" / "out.txt", tmp_path / "file" / "folder" / "out.txt"):
+        with pytest.raises(MtkitError, match=r"cannot write .*out.txt: .*/file is a file, not a folder; choose"):
+            check_writable(path)
     with pytest.raises(MtkitError, match="is a folder; give the name of a file"):
         check_writable(tmp_path)
 
