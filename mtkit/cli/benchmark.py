@@ -59,7 +59,7 @@ def _benchmark(context: typer.Context) -> None:
     Examples:
       mtkit benchmark train --preset small
       mtkit benchmark decode --beside ctranslate2
-      mtkit benchmark attention --names band,linear
+      mtkit benchmark attention --attention band,linear
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -303,7 +303,7 @@ def documents(
 
 @benchmark.command()
 def attention(
-    names: Annotated[
+    attention: Annotated[
         str | None, Option(metavar="A,B", help="Mechanisms.  [default: all of linear cost published for the role]")
     ] = None,
     lengths: Annotated[str, Option(metavar="T,T", help="Sequence lengths.")] = "512,1024,2048,4096",
@@ -326,7 +326,7 @@ def attention(
 
     \b
     Examples:
-      mtkit benchmark attention --names band,linear --lengths 1024,4096,16384
+      mtkit benchmark attention --attention band,linear --lengths 1024,4096,16384
     """
     from mtkit.benchmark.attention import Setting, default_names, measure_attention
     from mtkit.benchmark.attention_report import as_object, draw_benchmark, table
@@ -345,7 +345,7 @@ def attention(
         device=find_device(device),
         options=parse_options(attention_option),
     )
-    chosen = default_names(role) if names is None else parse_names("--names", names)
+    chosen = default_names(role) if attention is None else parse_names("--attention", attention)
     with steps("benchmark", "part") as on_progress:
         measured = measure_attention(chosen, parse_numbers("--lengths", lengths), setting, on_progress=on_progress)
     _report(files, table(measured), as_object(measured), partial(draw_benchmark, measured))

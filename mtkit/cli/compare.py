@@ -45,7 +45,7 @@ def compare(
     task: Annotated[
         list[str] | None, Option(metavar="NAME", help="Built-in task instead of --data; repeatable.")
     ] = None,
-    out: Annotated[Path, Option(metavar="FOLDER", help="Output folder for rows, tables, pictures and runs.")] = OUT,
+    output: Annotated[Path, Option(metavar="FOLDER", help="Output folder for rows, tables, pictures and runs.")] = OUT,
     attention_option: AttentionOptions = None,
     seeds: Annotated[
         str | None, Option(metavar="N", help="Number of seeds, or a list: 1,2,7.  [default: the recipe's seed]")
@@ -104,17 +104,17 @@ def compare(
       mtkit compare --attention 'full,band[window_radius=16],linear@encoder' --seeds 3 --match parameters
       mtkit compare --attention full,linear --task copy --task mqar --search peak_rate=1e-3,3e-3 --max-updates 500
       mtkit compare --columns chrF,loss,parameters
-      mtkit compare --study study.yaml --out /shared/study --ray auto
+      mtkit compare --study study.yaml --output /shared/study --ray auto
       mtkit compare --reproduce mtkit-compare/results.jsonl --row 3
     """
     options = dict(locals())  # all parameters, by name
     from mtkit.experiments.folder import Folder
 
-    folder = Folder(out)
+    folder = Folder(output)
     is_new = study is not None or attention is not None or not (folder.exists() or join)
     _check_options(options, is_new=is_new)
     if reproduce is not None or row is not None:
-        _reproduce(reproduce, row, out, device, threads)
+        _reproduce(reproduce, row, output, device, threads)
         return
     study_settings: dict[str, Any] = {
         "attention": attention,
@@ -152,7 +152,7 @@ def compare(
         return
     chosen = _study(study_settings, parse_options(attention_option))
     if chosen.settings.tasks and data is not None:
-        raise MtkitError("the study's tasks have their own data, in --out; leave --data out")
+        raise MtkitError("the study's tasks have their own data, in --output; leave --data out")
     _run(chosen, folder, device=device, threads=threads, jobs=jobs, ray=ray, files=files)
 
 
@@ -165,15 +165,16 @@ def _check_options(options: dict[str, Any], *, is_new: bool) -> None:
         text = cut(options["searched"][0])
         raise MtkitError(f"{text} belongs to --search, as in --search {text}; or give --attention")
     if options["task"] and options["data"] is not None:
-        raise MtkitError("--task prepares its own data in --out; leave --data out, or --task")
+        raise MtkitError("--task prepares its own data in --output; leave --data out, or --task")
     if options["reproduce"] is not None or options["row"] is not None:
-        effective, why = {"reproduce", "row", "out", "device", "threads"}, "does not go with --reproduce; leave it out"
+        effective = {"reproduce", "row", "output", "device", "threads"}
+        why = "does not go with --reproduce; leave it out"
     elif not is_new:
-        effective = {"out", "join", "columns"}
+        effective = {"output", "join", "columns"}
         why = "is for trials, and without --attention or --study the results so far are printed; give one of these too"
     else:
         return
-    defaults = {"out": OUT, "jobs": 1, "device": "auto"}
+    defaults = {"output": OUT, "jobs": 1, "device": "auto"}
     for name, value in options.items():
         if name not in effective and value not in (None, [], defaults.get(name)):
             raise MtkitError(f"--{name.replace('_', '-')} {why}")

@@ -73,7 +73,7 @@ def schema() -> None:
 @recipes.command()
 def check(
     recipe: Which,
-    out: Annotated[
+    output: Annotated[
         Path | None,
         Option(metavar="FOLDER", help="Output folder for data and run.  [default: mtkit-recipes/RECIPE, limits added]"),
     ] = None,
@@ -111,7 +111,7 @@ def check(
     place = "-".join([path.stem, *(f"{key.removeprefix('max_')}-{value:g}" for key, value in limits.items())])
     checked = run_check(
         path,
-        out or Path("mtkit-recipes") / place,
+        output or Path("mtkit-recipes") / place,
         limits,
         command=["mtkit", *sys.argv[1:]],
         device=device,

@@ -22,7 +22,7 @@ def _studies(context: typer.Context) -> None:
     Examples:
       mtkit studies
       mtkit studies show probes > mine.yaml
-      mtkit compare --study mine.yaml --out mine
+      mtkit compare --study mine.yaml --output mine
     """
     if context.invoked_subcommand is not None:
         return

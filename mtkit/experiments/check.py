@@ -79,7 +79,7 @@ def check(
         wanted = _wanted(head, recipe, list(prepared.tests) or ["valid"])
         outcome = train(recipe, prepared, run.folder, command=command, device=device, init_from=None, say=say)
     except DiffersError as error:
-        raise MtkitError(f"{error.what}; delete {folder} to start again, or give another folder with --out") from error
+        raise MtkitError(f"{error.what}; delete {folder} to start again, or give another --output") from error
     if outcome.signal is not None:
         return Checked(head, [], [], outcome.signal)
     names = _translate(run, device, say, progress)

@@ -83,7 +83,7 @@ def lock_error(path: Path, error: Exception) -> MtkitError:
     """Return the error of a lock file that cannot be written, or of a file system without locks."""
     file = file_above(path)
     reason = f"{file} is a file, not a folder" if file else getattr(error, "strerror", None) or error
-    return MtkitError(f"cannot lock {path}: {reason}; choose a writable --out on a file system with locks")
+    return MtkitError(f"cannot lock {path}: {reason}; choose a writable --output on a file system with locks")
 
 
 class Folder:
@@ -126,7 +126,7 @@ class Folder:
         if foreign and not self._study_path.exists():
             raise MtkitError(
                 f"{self.path / foreign[0]} exists, but {self.path} is not the folder of a comparison of this version: "
-                "it has no study.json; choose another --out"
+                "it has no study.json; choose another --output"
             )
         # two commands that add entries at the same time keep both
         with locked(inside(self.path, "study.lock")):
@@ -149,7 +149,7 @@ class Folder:
             if study.settings.search is not None and study.seeds[0] != seeds[0]:
                 raise MtkitError(
                     f"the comparison in {self.path} searches with seed {seeds[0]}; give that seed first, or choose "
-                    "another --out"
+                    "another --output"
                 )
         _refuse_same_files(list(entries))
         write_json(
@@ -167,11 +167,11 @@ class Folder:
         """Read study.json. Raises: MtkitError if it is damaged or has another version."""
         if self._study_path.exists():
             check_regular(self.path)
-        content = read_stored(self._study_path, _Study, "choose another --out", version=FORMAT)
+        content = read_stored(self._study_path, _Study, "choose another --output", version=FORMAT)
         try:
             settings = StudySettings.model_validate(content["settings"])
         except ValidationError as error:
-            raise MtkitError(f"{self._study_path} is damaged ({explain(error)}); choose another --out") from error
+            raise MtkitError(f"{self._study_path} is damaged ({explain(error)}); choose another --output") from error
         return Study(content["base"], tuple(Entry(**entry) for entry in content["entries"]), settings)
 
     def add(self, trial: Trial, data: str) -> None:
@@ -195,7 +195,7 @@ class Folder:
         if changed:
             raise MtkitError(
                 f"the comparison in {self.path} was started with other settings ({'; '.join(changed)}); "
-                "use the same settings to resume it, or choose another --out"
+                "use the same settings to resume it, or choose another --output"
             )
 
     def trial(self, name: str) -> dict[str, Any]:

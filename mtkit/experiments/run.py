@@ -101,7 +101,7 @@ def run_trial(folder: Folder, name: str, device: torch.device, machine: Mapping[
         recipe,
         prepared,
         folder.run(name),
-        command=["mtkit", "compare", "--out", str(folder.path)],
+        command=["mtkit", "compare", "--output", str(folder.path)],
         device=str(device),
         say=lambda line: print(line, flush=True),
     )

@@ -29,7 +29,7 @@ def typed(*arguments: str) -> Result:
 
 def test_tables_json_and_picture_are_written() -> None:
     pytest.importorskip("matplotlib")
-    shown = typed("attention", "--names", "band,linear", "--role", "decoder", *SMALL).stdout
+    shown = typed("attention", "--attention", "band,linear", "--role", "decoder", *SMALL).stdout
     folder = Path("mtkit-benchmark")
     assert {each.name for each in folder.iterdir()} == {f"attention-decoder.{end}" for end in ("txt", "json", "png")}
     assert (folder / "attention-decoder.txt").read_text() in shown
@@ -43,7 +43,7 @@ def test_options_reach_the_mechanisms() -> None:
     state = {}
     for radius in ("1", "8"):
         option = ["--attention-option", f"window_radius={radius}"]
-        typed("attention", "--names", "band", "--role", "decoder", "--output", radius, *option, *SMALL)
+        typed("attention", "--attention", "band", "--role", "decoder", "--output", radius, *option, *SMALL)
         read = json.loads(Path(radius, "attention-decoder.json").read_text())
         state[radius] = [
             row["peak_bytes"] for row in read["measurements"] if (row["attention"], row["work"]) == ("band", "step")
@@ -60,7 +60,7 @@ def test_a_failure_is_named_and_the_rest_is_written(monkeypatch: pytest.MonkeyPa
 
     calls: list[Callable[[], None]] = []
     monkeypatch.setattr("mtkit.benchmark.attention.seconds_of", fails)
-    result = CliRunner().invoke(app, ["benchmark", "attention", "--names", "linear", *SMALL])
+    result = CliRunner().invoke(app, ["benchmark", "attention", "--attention", "linear", *SMALL])
     assert result.exit_code == 1
     assert "linear, sub-layer, at 8: failed, RuntimeError: no kernel" in result.stdout
     read = json.loads(Path("mtkit-benchmark/attention-encoder.json").read_text())
@@ -70,7 +70,7 @@ def test_a_failure_is_named_and_the_rest_is_written(monkeypatch: pytest.MonkeyPa
 
 def test_without_matplotlib_there_is_no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    shown = typed("attention", "--names", "full", *SMALL).stdout
+    shown = typed("attention", "--attention", "full", *SMALL).stdout
     assert "matplotlib is not installed" in shown
     assert not list(Path("mtkit-benchmark").glob("*.png"))
 
@@ -82,15 +82,15 @@ def test_bare_it_says_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--names", "bnad"], "did you mean 'band'"),
-        (["--names", "linformer", "--role", "decoder"], "cannot play the role"),
+        (["--attention", "bnad"], "did you mean 'band'"),
+        (["--attention", "linformer", "--role", "decoder"], "cannot play the role"),
         (["--role", "encodr"], "did you mean 'encoder'"),
         (["--lengths", "8,many"], "--lengths 8,many"),
         *((["--lengths", lengths], "from 1 to") for lengths in ("-4", "8,0", "1e9", "9" * 30, "9" * 5000)),
         (["--device", "gpu9"], "no device 'gpu9'"),
         (["--attention-option", "window"], "KEY=VALUE"),
-        (["--names", "band", "--attention-option", "chunck=3"], "chunck"),
-        (["--names", "full", "--width", "30"], "do not divide"),
+        (["--attention", "band", "--attention-option", "chunck=3"], "chunck"),
+        (["--attention", "full", "--width", "30"], "do not divide"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], message: str) -> None:

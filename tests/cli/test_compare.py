@@ -22,7 +22,7 @@ from tests.experiments.results import row
 
 OPTIONS = {
     "searched",
-    "attention", "study", "recipe", "data", "task", "out", "attention-option", "seeds", "search", "search-method",
+    "attention", "study", "recipe", "data", "task", "output", "attention-option", "seeds", "search", "search-method",
     "search-trials", "search-share", "pruner", "match", "max-updates", "max-minutes", "max-tokens", "max-flops",
     "batch-tokens", "columns", "jobs", "ray", "join", "reproduce", "row", "device", "threads",
 }  # fmt: skip
@@ -113,8 +113,8 @@ def _settings() -> dict[str, Any]:
 
 
 def test_rows_are_sorted_and_later_entries_are_added(known: Any) -> None:
-    typed("--attention", "full,em-routing", "--out", "there")
-    shown = typed("--attention", "longformer", "--out", "there")
+    typed("--attention", "full,em-routing", "--output", "there")
+    shown = typed("--attention", "longformer", "--output", "there")
     assert shown.exit_code == 0
     rows = [line.split()[0] for line in shown.stdout.split("\n") if "1,234,567" in line]
     assert rows == ["longformer", "full", "em-routing"]
@@ -212,17 +212,17 @@ def test_options_without_effect_are_refused(known: Any, arguments: list[str], me
 
 
 def test_folders_are_joined_and_printed(known: Any) -> None:
-    typed("--attention", "full", "--out", "one")
-    typed("--attention", "full,longformer", "--seeds", "2,", "--out", "two")
-    shown = typed("--join", "one", "--join", "two", "--out", "both")
+    typed("--attention", "full", "--output", "one")
+    typed("--attention", "full,longformer", "--seeds", "2,", "--output", "two")
+    shown = typed("--join", "one", "--join", "two", "--output", "both")
     assert shown.exit_code == 0, shown.output
     assert "3 rows added to both" in shown.stderr
     assert shown.stdout.count("longformer") == 1
     assert len(Path("both/results.jsonl").read_text().splitlines()) == 3
     assert "no study for the rows of one/results.jsonl" in str(
-        typed("--join", "one/results.jsonl", "--out", "new").exception
+        typed("--join", "one/results.jsonl", "--output", "new").exception
     )
-    gone = typed("--attention", "full", "--join", "one/results.jsonl", "--out", "new")
+    gone = typed("--attention", "full", "--join", "one/results.jsonl", "--output", "new")
     assert gone.exit_code == 0, gone.output
     assert "1 rows added to new" in gone.stderr
     assert not Path("new/runs").exists()  # nothing was trained again

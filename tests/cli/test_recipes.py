@@ -107,7 +107,7 @@ def test_check_says_whether_the_promise_was_kept(shipped: Path, name: str, code:
 
 
 def test_check_goes_where_it_is_told(shipped: Path) -> None:
-    assert typed("check", "easy", "--threads", "1", "--max-updates", "1", "--out", "there").exit_code == 0
+    assert typed("check", "easy", "--threads", "1", "--max-updates", "1", "--output", "there").exit_code == 0
     assert Path("there/check.json").is_file()
     assert not Path("mtkit-recipes").exists()
 
@@ -119,7 +119,7 @@ def test_after_a_change_of_the_recipe_check_says_what_check_takes(shipped: Path,
     recipe = shipped / "easy.yaml"
     recipe.write_text(recipe.read_text().replace(there, here))
     with pytest.raises(
-        MtkitError, match="delete mtkit-recipes/easy-updates-1 to start again, or give another folder with --out"
+        MtkitError, match="delete mtkit-recipes/easy-updates-1 to start again, or give another --output"
     ) as caught:
         raise typed(*command).exception or AssertionError("nothing was refused")
     assert "--overwrite" not in str(caught.value)

@@ -85,7 +85,7 @@ def test_a_study_edited_by_hand_is_one_line(tiny: Made, opened: Opened) -> None:
     folder, _, _ = opened(tiny("full"))
     path = folder.path / "study.json"
     path.write_text(path.read_text().replace('"seeds": [', '"seeds": [-1,'))
-    with pytest.raises(MtkitError, match=r"study.json is damaged \(seeds.0 = -1.*\); choose another --out"):
+    with pytest.raises(MtkitError, match=r"study.json is damaged \(seeds.0 = -1.*\); choose another --output"):
         folder.study()
 
 
