@@ -137,8 +137,9 @@ def _joined(source: Source, window: Window, translations: Sequence[Translation])
     for number in numbers:
         begin += len(source.tag(number))
         pieces = _without_eos(translations[number])
-        source_side = _side(begin, source.encoded[number], source.lines[number])
-        block = _Block(number, source_side, _side(len(target), pieces, translations[number].text))
+        line, text = source.lines[number], translations[number].text
+        source_side = _side(begin, source.encoded[number], line, word_starts(line))
+        block = _Block(number, source_side, _side(len(target), pieces, text, word_starts(text)))
         blocks += [] if number in window.context else [block]
         begin += len(source.encoded[number]) + 1  # the break
         target += [*pieces, BREAK]
@@ -149,21 +150,21 @@ def _parts(source: Source, number: int, whole: Translation) -> Iterator[_Linked]
     """The parts of a line, or the line itself; each is a segment."""
     source_at = target_at = 0
     line, parts = source.lines[number], source.parts(number)
+    source_starts, target_starts = word_starts(line), word_starts(whole.text)
     translations = whole.of_parts or (whole,) * len(parts)  # one or none
     for part, ((text, pieces), translation) in enumerate(zip(parts, translations, strict=True)):
         segment = source.segment(number, pieces, part)
         source_at, target_at = line.index(text, source_at), whole.text.index(translation.text, target_at)
         tag = len(source.tag(number))
-        source_side = _side(tag, segment.pieces[tag:-1], text, line, source_at)
-        target_side = _side(0, _without_eos(translation), translation.text, whole.text, target_at)
+        source_side = _side(tag, segment.pieces[tag:-1], text, source_starts, source_at)
+        target_side = _side(0, _without_eos(translation), translation.text, target_starts, target_at)
         source_at, target_at = source_at + len(text), target_at + len(translation.text)
         if source_side.numbers and target_side.numbers:
             yield _Linked(segment, list(translation.pieces), [_Block(number, source_side, target_side)])
 
 
-def _side(begin: int, pieces: Sequence[int], text: str, line: str | None = None, at: int = 0) -> _Side:
-    """The side of a line's text, or of a text that starts at the character `at` of a line."""
-    starts = word_starts(text if line is None else line)
+def _side(begin: int, pieces: Sequence[int], text: str, starts: Sequence[int], at: int = 0) -> _Side:
+    """The side of a line's text, or of a text that starts at the character `at` of a line with these word starts."""
     return _Side(begin, pieces, text, [bisect_right(starts, at + start) - 1 for start in word_starts(text)])
 
 

@@ -9,6 +9,7 @@ each placeholder of the source is in the target once, and elements are nested as
 import html
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -107,15 +108,19 @@ def partners(tokens: Sequence[Token]) -> dict[int, int]:
     An end tag closes the last open element of its name. The elements in it that are still open have no end tag.
     """
     opened: list[int] = []
+    names: Counter[str] = Counter()  # of the open elements, so that an end tag without a start tag searches nothing
     pairs: dict[int, int] = {}
     for index, token in enumerate(tokens):
         if token.kind == "start":
             opened.append(index)
-        elif token.kind == "end":
-            depth = next((d for d in reversed(range(len(opened))) if tokens[opened[d]].name == token.name), None)
-            if depth is not None:
-                pairs |= {opened[depth]: index, index: opened[depth]}
-                del opened[depth:]
+            names[token.name] += 1
+        elif token.kind == "end" and names[token.name]:
+            name = ""
+            while name != token.name:
+                start = opened.pop()
+                name = tokens[start].name
+                names[name] -= 1
+            pairs |= {start: index, index: start}
     return pairs
 
 
@@ -130,7 +135,7 @@ def build(tokens: Sequence[Token]) -> Marked:
         if token.kind == "end" and index in partner_of:
             element, start = opened.pop(), partner_of[index]
             element.closing, element.end = token.raw, len(text)
-            if tokens[start].is_fixed or len(opened) > DEEPEST:
+            if tokens[start].is_fixed or len(opened) == DEEPEST + 1:  # the content of deeper ones is in this one
                 element.untranslated, element.children = "".join(other.raw for other in tokens[start + 1 : index]), []
             continue
         element = Element(token.raw, len(text), len(text))

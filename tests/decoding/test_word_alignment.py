@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtkit.decoding import forced
+from mtkit.decoding import forced, word_alignment
 from mtkit.decoding import translator as module
 from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.files import translate_file
@@ -20,7 +20,7 @@ from mtkit.decoding.word_alignment import link_lines, pharaoh
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import EOS, Tokenizers
-from mtkit.text.words import words
+from mtkit.text.words import word_starts, words
 from tests.decoding.trained import Trained, make_run, sentences
 
 GREEDY = DecodingSettings(method="greedy")
@@ -96,6 +96,27 @@ def test_parts_of_a_line_count_on(trained: Trained, equal_pieces: None) -> None:
     whole = Translation(" ".join(texts), 0.0, 0.0, (), parts=len(parts), of_parts=parts)
     (found,) = link_lines(network, tokenizers, Heads(), [line], [whole])
     assert {(place, place) for place in range(len(words(line)))} <= set(found)
+
+
+def test_the_work_on_words_grows_with_the_line_not_with_its_square(
+    trained: Trained, equal_pieces: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, network = trained.run.tokenizers.source, trained.run.load_model("best")
+    read: list[int] = []
+
+    def counted(text: str) -> list[int]:
+        read.append(len(text))
+        return word_starts(text)
+
+    monkeypatch.setattr(word_alignment, "word_starts", counted)
+    line = "The small dog likes a cat near the river. " * 40
+    parts = tuple(
+        by_hand(Tokenizers(own, own), text) for text, _ in Source([line], own, network.longest_source).parts(0)
+    )
+    whole = Translation(" ".join(part.text for part in parts), 0.0, 0.0, (), parts=len(parts), of_parts=parts)
+    (found,) = link_lines(network, Tokenizers(own, own), Heads(), [line], [whole])
+    assert len(found) >= len(words(line))
+    assert sum(read) <= 4 * len(line)  # once in the line and once in its parts, on both sides
 
 
 @pytest.mark.parametrize("settings", [GREEDY, DecodingSettings(beam=3)], ids=["greedy", "beam"])

@@ -3,10 +3,11 @@
 import random
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
-from mtkit.text.markup import parse, restore
+from mtkit.text.markup import Token, _tokens, build, parse, partners, restore
 
 Links = list[tuple[int, int]]
 
@@ -106,3 +107,21 @@ def test_random_lines_keep_every_tag_nested_and_all_of_the_target() -> None:
         restored = restore(marked, target, by)
         assert sorted(Nesting(restored).paths) == sorted(Nesting(line).paths)
         assert re.sub("<.*?>", "", restored) == target
+
+
+class Counted(list[Token]):
+    """Tokens that count how many of them are read by index."""
+
+    read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read += len(range(*index.indices(len(self)))) if isinstance(index, slice) else 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("line", ["<b>" * 1000 + "x" + "</i>" * 1000, "<b>" * 1000 + "x" + "</b>" * 1000])
+def test_the_work_grows_with_the_tags_not_with_their_square(line: str) -> None:
+    for work in (partners, build):
+        tokens = Counted(_tokens(line))
+        work(tokens)
+        assert tokens.read <= 5 * len(tokens)
