@@ -186,6 +186,18 @@ def check_low_steps(stack: Stack, low: LowWeights, memory: Tensor | None) -> Non
         assert lost < min(0.03, 3 * relative(expected, exact)), "steps differ from forward"
 
 
+@each(lambda case: plain(case) and steps(case))
+@torch.no_grad()
+def test_a_module_converted_to_bfloat16_steps_in_it(case: Case) -> None:
+    stack = make(case, stir=False).eval().bfloat16()
+    memory = memory_for(case, 2, 9)
+    output, _ = stack.walk(
+        tokens(2, 3, 9).bfloat16(), stack.start(2, None if memory is None else memory.bfloat16(), hypotheses=3)
+    )
+    assert output.dtype == torch.bfloat16
+    assert output.isfinite().all()
+
+
 @each(plain)
 @torch.no_grad()
 def test_large_values_stay_finite(case: Case) -> None:

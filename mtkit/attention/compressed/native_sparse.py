@@ -254,7 +254,7 @@ class NativeSparse(HeadAttention):
                 compressed, weights = attend_step(
                     plain, blocks["keys"], blocks["values"], scale=self.scale, visible=visible, need_weights=True
                 )
-        outputs = [compressed, self._step_over_selected(q, past, weights)]
+        outputs = [compressed.type_as(past["values"]), self._step_over_selected(q, past, weights)]
         if not over_source:
             k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self._window_keys_values(rows, here))
             heads, _, state["near"] = self.near.step(state["near"], q, k, v, scale=self.scale)
