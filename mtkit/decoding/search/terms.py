@@ -13,6 +13,7 @@ next piece does not continue its last word. Occurrences of one term do not overl
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -78,6 +79,8 @@ class RequiredPieces:
         sums, order = (
             sums.nan_to_num(-torch.inf, torch.inf, -torch.inf).flatten(1).sort(dim=1, descending=True, stable=True)
         )
+        count = max(int((sums > -torch.inf).sum(1).amax()), 1)  # without those that are missing, often most of them
+        sums, order = sums[:, :count], order[:, :count]
         parents, pieces = order // pieces.shape[2], pieces.flatten(1).gather(1, order)
         have, begun = self._after(parents, pieces)
         ends = pieces == EOS
@@ -100,24 +103,32 @@ class RequiredPieces:
 
     def _after(self, parents: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """Occurrences and beginnings, (B', K, R) and (B', K, R, A), after pieces (B', K) of hypotheses `parents`."""
-        pieces = torch.cat([of_parents(self._recent, parents), token[..., None]], -1)
-        within_word = self._ends_inside[pieces[..., :-1]] & self._starts_inside[pieces[..., 1:]]  # (B', K, P)
-        have, begun = of_parents(self._have, parents), of_parents(self._begun.flatten(2), parents)
-        begun = begun.unflatten(2, self._sizes.shape[1:])
-        sizes, forms = self._sizes.unsqueeze(1), self._forms.unsqueeze(1)
-        complete = ((begun == sizes) & ~within_word[..., -1, None, None]).any(-1)
-        begun = begun.masked_fill(complete.unsqueeze(-1), 0)  # an occurrence shares no piece with the one before
-        longest, after = forms.shape[-1], torch.zeros_like(begun)
-        for size in range(1, longest + 1):
-            last = pieces[:, :, None, None, longest + 1 - size :]
-            same = (forms[..., :size] == last).all(-1) & ~within_word[..., longest - size, None, None]
-            after = after.masked_fill(same & (size <= begun + 1) & (size <= sizes), size)
-        return (have + complete).minimum(self._need.unsqueeze(1)), after
+        recent, sizes, forms = self._recent, self._sizes.unsqueeze(1), self._forms.unsqueeze(1)
+
+        def continued(of_hypotheses: Tensor) -> Tensor:
+            """(B', N, R, A) to (B', K, R, A)."""
+            return of_parents(of_hypotheses.flatten(2), parents).unflatten(2, sizes.shape[2:])
+
+        within_word = self._ends_inside[recent[..., :-1]] & self._starts_inside[recent[..., 1:]]  # (B', N, P - 1)
+        goes_on = self._ends_inside[of_parents(recent[..., -1:], parents)] & self._starts_inside[token[..., None]]
+        complete = (continued(self._begun == sizes) & ~goes_on[..., None]).any(-1)
+        longest, after = forms.shape[-1], token.new_zeros((*token.shape, *sizes.shape[2:]))
+        for size in range(1, longest + 1):  # the hypothesis ends with all but the last of these pieces of the term
+            begins = (forms[..., : size - 1] == recent[:, :, None, None, longest + 1 - size :]).all(-1)
+            begins &= (size <= self._begun + 1) & (size <= sizes)
+            if size > 1:
+                begins &= ~within_word[..., longest - size, None, None]
+            # an occurrence begins with a word, and shares no piece with the one before
+            barred = goes_on if size == 1 else complete
+            same = continued(begins) & (forms[..., size - 1] == token[..., None, None]) & ~barred[..., None]
+            after.masked_fill_(same, size)
+        return (of_parents(self._have, parents) + complete).minimum(self._need.unsqueeze(1)), after
 
     def _banks(self, have: Tensor, begun: Tensor) -> Tensor:
         """The number of required pieces that hypotheses have, (B', K)."""
         need, size = self._need.unsqueeze(1), self._size.unsqueeze(1)
-        missing = (self._sizes.unsqueeze(1) - begun).amin(-1).minimum(size)
+        # amin over so few spellings takes ten times as long
+        missing = reduce(torch.minimum, (self._sizes.unsqueeze(1) - begun).unbind(-1)).minimum(size)
         return torch.where(have < need, (have + 1) * size - missing, need * size).sum(-1)
 
     def _in_turns(self, sums: Tensor, banks: Tensor) -> Tensor:
