@@ -29,7 +29,7 @@ from mtkit.text.tokenizer import EOS
 
 ROLES = ("decoder", "cross")
 LAST = 50
-"""Number of last pieces of a document over which the time at its end is averaged."""
+"""Number of last pieces of a document over which the time at its end is averaged; half of a shorter document."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def measure_documents(
     Raises: MtkitError for an invalid name, option or length, and for a mechanism that supports neither role.
     """
     lengths = tuple(sorted(set(lengths)))
-    if not lengths or lengths[0] <= LAST:
-        raise MtkitError(f"lengths are whole numbers over {LAST}, the pieces that are timed at the end of a document")
+    if not lengths or lengths[0] < 2:
+        raise MtkitError("lengths are whole numbers from 2 on, the pieces of a document")
     names = list(dict.fromkeys(["full", *names]))
     roles = {name: tuple(role for role in ROLES if role in find(name).roles) for name in names}
     for name, its in roles.items():
@@ -117,6 +117,11 @@ def measure_documents(
                 on_progress(done, total)
         rows += [MeasuredDocument(name, roles[name], length, whole[name], last[name]) for name in names]
     return DocumentBenchmark(setting, lengths, rows)
+
+
+def pieces_at_end(length: int) -> int:
+    """Return the number of last pieces of a document over which the time at its end is averaged."""
+    return min(LAST, length // 2)
 
 
 class _Endless:
@@ -172,13 +177,14 @@ def _decode(model: Network, batch: SourceBatch, setting: DocumentSetting) -> tup
     length, count = batch.limits[0], len(batch.limits)
     settings = setting.recipe.decoding.model_copy(update={"beam": setting.beam, "coverage_penalty": 0.0})
     steps: Model = StepGraphs(model) if setting.device.type == "cuda" else model
-    endless = _Endless(steps, (length - 1 - LAST, length - 1), setting.device)
+    at_end = pieces_at_end(length)
+    endless = _Endless(steps, (length - 1 - at_end, length - 1), setting.device)
     with decoding_with(model, find_dtype(setting.arithmetic)):
         begin = time.perf_counter()
         beam_search(cast(Model, endless), batch, settings)
         wait(setting.device)
     first, last = endless.times.values()
-    return (time.perf_counter() - begin) / count, (last - first) / LAST / count
+    return (time.perf_counter() - begin) / count, (last - first) / at_end / count
 
 
 def table(benchmark: DocumentBenchmark) -> str:
@@ -190,7 +196,8 @@ def table(benchmark: DocumentBenchmark) -> str:
         f"(untrained model: {size.encoder_layers} + {size.decoder_layers} layers of width {size.d_model}, "
         f"{setting.vocabulary:,} pieces; encoder full; ×: how many times faster than full in both roles)"
     )
-    last = _section(benchmark, f"milliseconds per piece, last {LAST} pieces", lambda row: row.last)
+    halves = " (at most the last half)" if benchmark.lengths[0] < 2 * LAST else ""
+    last = _section(benchmark, f"milliseconds per piece, last {LAST} pieces{halves}", lambda row: row.last)
     per_piece = _section(benchmark, "milliseconds per piece, whole document", lambda row: row.seconds / row.length)
     return "\n\n".join([head, last, per_piece])
 
@@ -207,8 +214,7 @@ def as_object(benchmark: DocumentBenchmark) -> dict[str, Any]:
         "vocabulary": setting.vocabulary,
         "model": setting.recipe.model.model_dump(mode="json"),
         "options": dict(setting.options),
-        "pieces_at_the_end": LAST,
-        "rows": [asdict(row) for row in benchmark.rows],
+        "rows": [{**asdict(row), "pieces_at_the_end": pieces_at_end(row.length)} for row in benchmark.rows],
     }
 
 

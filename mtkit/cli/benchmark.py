@@ -273,6 +273,7 @@ def documents(
     Examples:
       mtkit benchmark documents --attention linear,performer --lengths 1000,2000,4000
       mtkit benchmark documents --preset base --lengths 2000 --documents 4
+      mtkit benchmark documents --preset small --lengths 20 --documents 48 --dtype int8 --threads 1
     """
     from mtkit.recipe import load_recipe
 

@@ -45,6 +45,13 @@ def test_every_model_makes_one_step_per_piece_with_all_hypotheses(monkeypatch: p
     assert all(0 < row.last * 3 < row.seconds for row in measured.rows)
 
 
+def test_of_short_documents_the_last_half_is_the_end() -> None:
+    measured = measure_documents(["linear"], [2, 4, 9], setting())
+    assert [row["pieces_at_the_end"] for row in as_object(measured)["rows"]] == [1, 1, 2, 2, 3, 3]
+    assert all(0 < row.last < row.seconds for row in measured.rows)
+    assert "last 3 pieces (at most the last half)" in table(measured)
+
+
 def test_documents_of_a_batch_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Size] = []
     plain = Transformer.step
@@ -77,7 +84,7 @@ def test_a_mechanism_fills_the_roles_it_can_play() -> None:
     [
         (["etc"], [5], {}, "etc can play neither the decoder nor the cross role"),
         (["lineer"], [5], {}, "did you mean"),
-        (["linear"], [3], {}, "over 3"),
+        (["linear"], [1], {}, "from 2 on"),
         (["linear"], [], {}, "whole numbers"),
         (["band"], [5], {"window_radios": 2}, "did you mean 'window_radius'"),
     ],
