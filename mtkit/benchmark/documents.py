@@ -124,8 +124,8 @@ def pieces_at_end(length: int) -> int:
     return min(LAST, length // 2)
 
 
-class _Endless:
-    """Model in which no hypothesis ends before its limit, and which records the start times of some steps."""
+class _Timed:
+    """Model that records the start times of some steps."""
 
     has_weights = False
 
@@ -145,21 +145,24 @@ class _Endless:
             wait(self.device)
             self.times[self.steps] = time.perf_counter()
         self.steps += 1
-        logits, state, weights = self.model.step(token, state, need_weights=need_weights)
-        log_probs = logits.whole()
-        log_probs[..., EOS] = -torch.inf
-        return Logits.known(log_probs), state, weights
+        return self.model.step(token, state, need_weights=need_weights)
 
 
 def _model(
     name: str, roles: Sequence[str], options: Mapping[str, Any], longest: int, setting: DocumentSetting
 ) -> Network:
+    """Return an untrained model in which no hypothesis ends before its limit."""
     recipe = setting.recipe
     by_role = {f"{role}.{key}": value for key, value in options.items() for role in roles}
     attention = AttentionSettings.model_validate({"options": by_role, **dict.fromkeys(roles, name)})
-    size = recipe.model.model_copy(update={"max_length": max(longest + 1, recipe.model.max_length)})
+    size = recipe.model.model_copy(
+        update={"max_length": max(longest + 1, recipe.model.max_length), "output_bias": True}
+    )
     settings = recipe.model_copy(update={"attention": attention, "model": size})
     model = build_model(settings, source_vocabulary=setting.vocabulary, target_vocabulary=setting.vocabulary)
+    assert model.output_bias is not None
+    with torch.no_grad():
+        model.output_bias[EOS] = -torch.inf
     return model.to(setting.device)
 
 
@@ -178,12 +181,12 @@ def _decode(model: Network, batch: SourceBatch, setting: DocumentSetting) -> tup
     settings = setting.recipe.decoding.model_copy(update={"beam": setting.beam, "coverage_penalty": 0.0})
     steps: Model = StepGraphs(model) if setting.device.type == "cuda" else model
     at_end = pieces_at_end(length)
-    endless = _Endless(steps, (length - 1 - at_end, length - 1), setting.device)
+    timed = _Timed(steps, (length - 1 - at_end, length - 1), setting.device)
     with decoding_with(model, find_dtype(setting.arithmetic)):
         begin = time.perf_counter()
-        beam_search(cast(Model, endless), batch, settings)
+        beam_search(cast(Model, timed), batch, settings)
         wait(setting.device)
-    first, last = endless.times.values()
+    first, last = timed.times.values()
     return (time.perf_counter() - begin) / count, (last - first) / at_end / count
 
 
