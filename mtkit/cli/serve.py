@@ -74,9 +74,7 @@ def serve(
 
     def heads() -> alignment_heads.Heads:
         """The attention heads that align the words of HTML; chosen for the first request if the run has none."""
-        checkpoint = translator.about["checkpoint"]
-        return alignment_heads.heads_for(
-            runs[0], translator.network, checkpoint, runs[0].recipe.data.folder, say=typer.echo
-        )
+        (weights, *_), data = translator.identity["weights"], runs[0].recipe.data.folder
+        return alignment_heads.heads_for(runs[0], translator.network, weights, data, say=typer.echo)
 
     run_server(Service(translator, heads), limits, host=host, port=port, say=typer.echo, names=allow_host or ())

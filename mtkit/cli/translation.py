@@ -219,8 +219,8 @@ def heads_for(translator: "Translator", data: Path) -> "Heads":
     from mtkit.cli.progress import through
     from mtkit.decoding import alignment_heads
 
-    (run,), checkpoint = translator.runs, translator.about["checkpoint"]
-    return alignment_heads.heads_for(run, translator.network, checkpoint, data, say=note, progress=through)
+    (run,), (weights,) = translator.runs, translator.identity["weights"]
+    return alignment_heads.heads_for(run, translator.network, weights, data, say=note, progress=through)
 
 
 def part_and_device(

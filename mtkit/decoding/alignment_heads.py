@@ -22,7 +22,7 @@ from mtkit.decoding.lines.source import SourceLines
 from mtkit.errors import MtkitError, RunError
 from mtkit.model.network import Network
 from mtkit.runs import Run
-from mtkit.storage.files import digest, inside, write_json
+from mtkit.storage.files import inside, write_json
 from mtkit.storage.records import read_stored
 from mtkit.terminal import ProgressBar, Say, quiet, silent
 from mtkit.text.tokenizer import EOS, Tokenizers
@@ -75,31 +75,33 @@ class Heads:
         )
 
 
-def heads_of(run: Run, checkpoint: str) -> Heads | None:
-    """The stored heads for these weights of the run, if any. Raises: RunError if the file is damaged."""
+def heads_of(run: Run, weights: str) -> Heads | None:
+    """The stored heads for the weights with this hash, if any. Raises: RunError if the file is damaged."""
     path = run.folder / FILE
     if not path.exists():
         return None
     heads = read_stored(path, Heads, "delete it, and heads will be chosen again", error=RunError)
-    return heads if heads.weights == digest(run.weights(checkpoint)) else None
+    return heads if heads.weights == weights else None
 
 
 def heads_for(
     run: Run,
     network: Network,
-    checkpoint: str,
+    weights: str,
     folder: Path,
     *,
     say: Say = quiet,
     progress: ProgressBar = silent,
 ) -> Heads:
-    """The stored heads for a checkpoint of the run; at first use they are chosen by prepared data in `folder`.
+    """The stored heads for the network; at first use they are chosen by prepared data in `folder`.
+
+    `weights` is the hash of the network's weights when it was loaded: a training may have replaced the files since.
 
     Without the data that the run was trained on, the mean of the last layer's heads. `say` gets messages on both.
 
     Raises: RunError for a damaged file of heads.
     """
-    stored = heads_of(run, checkpoint)
+    stored = heads_of(run, weights)
     if stored is not None:
         return stored
     try:
@@ -108,7 +110,7 @@ def heads_for(
     except MtkitError as error:
         say(f"words are aligned by {Heads()}: {error}")
         return Heads()
-    chosen = replace(best_heads(network, run.tokenizers, side, probabilities), weights=digest(run.weights(checkpoint)))
+    chosen = replace(best_heads(network, run.tokenizers, side, probabilities), weights=weights)
     follows = "" if chosen.agreement is None else f"; they follow the lexicon in {chosen.agreement:.0%} of the pieces"
     try:
         write_json(inside(run.folder, FILE), asdict(chosen))

@@ -125,7 +125,7 @@ def shown_attention(run: Run, source: str, direction: str | None) -> ShownAttent
         one = run.recipe.decoding.model_copy(update={"n_best": 1})
         translator = Translator([run], one)
         translator.check_links()
-        heads = heads_of(run, translator.about["checkpoint"]) or Heads()
+        heads = heads_of(run, translator.identity["weights"][0]) or Heads()
         lines = translator.source([source], direction=direction)
         ((best, *_),) = translator.translate(lines)
         (links,) = translator.links(lines, [best], heads)

@@ -1,5 +1,6 @@
 """Heads that align words, chosen by weights made by hand."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from mtkit.decoding.alignment_heads import FILE, Heads, best_heads, heads_for
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import Probabilities, learn_probabilities
 from mtkit.errors import RunError
+from mtkit.runs import Run
+from mtkit.storage.files import digest
 from mtkit.text.tokenizer import EOS
 from tests.decoding.trained import Trained, make_run
 
@@ -55,20 +58,28 @@ def test_the_head_that_follows_the_lexicon_is_found(
 
 def test_they_are_kept_for_these_weights(sentence_run: Trained, tmp_path: Path) -> None:
     run, said = sentence_run.run, list[str]()
-    network = run.load_model("best")
-    none = heads_for(run, network, "best", tmp_path / "nothing", say=said.append)
+    network, weights = run.load_model("best"), digest(run.weights("best"))
+    none = heads_for(run, network, weights, tmp_path / "nothing", say=said.append)
     assert none == Heads()
     assert "mean of the last layer's heads" in said[0]
     assert not (run.folder / FILE).exists()
-    chosen = heads_for(run, network, "best", sentence_run.prepared.folder, say=said.append)
+    chosen = heads_for(run, network, weights, sentence_run.prepared.folder, say=said.append)
     assert chosen.members
     assert "follow the lexicon" in said[1]
-    assert heads_for(run, network, "best", tmp_path / "nothing", say=said.append) == chosen
+    assert heads_for(run, network, weights, tmp_path / "nothing", say=said.append) == chosen
     assert len(said) == 2
     (run.folder / FILE).write_text("[]")
     with pytest.raises(RunError, match="delete it"):
-        heads_for(run, network, "best", sentence_run.prepared.folder)
+        heads_for(run, network, weights, sentence_run.prepared.folder)
     (run.folder / FILE).unlink()
+
+
+def test_they_are_chosen_after_a_training_removed_the_checkpoint(sentence_run: Trained, tmp_path: Path) -> None:
+    shutil.copytree(sentence_run.run.folder, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    network, weights = run.load_model("best"), digest(run.weights("best"))
+    shutil.rmtree(run.folder / "checkpoints")
+    assert heads_for(run, network, weights, sentence_run.prepared.folder).weights == weights
 
 
 def test_probabilities_are_those_of_the_pairs() -> None:
