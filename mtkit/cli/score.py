@@ -126,8 +126,8 @@ def score(
     """Score translations, with confidence intervals and signatures.
 
     Without arguments, the latest translations of the latest run are scored by the recipe's metrics: BLEU, chrF and TER,
-    or exact and token match of a built-in task. Token match is the percentage of positions with the right word; the
-    longer line, hypothesis or reference, has the last position. 95% confidence intervals are percentiles of bootstrap
+    or exact and token match of a built-in task. Token match is the percentage of positions with the right word;
+    missing and superfluous words are wrong. 95% confidence intervals are percentiles of bootstrap
     resamples; exact match has Wilson's interval. The first of several systems is the baseline: the others are printed
     with their difference from it and p-values by paired bootstrap and approximate randomisation. The sacrebleu command
     computes the same scores from the same files.
@@ -136,8 +136,8 @@ def score(
     --segment-scores adds the mean of the segment scores of any metric, with the same intervals and tests.
 
     --documents prints BLEU and chrF of whole documents (d-BLEU, d-chrF: the lines of a document are one segment), with
-    intervals and tests over documents; scores by line number in the document; and the consistency of terms: of all
-    pairs of occurrences of a source word in a document, the percentage that is translated alike, also in the reference.
+    intervals and tests over documents; scores by line number in the document; and the consistency of terms: the
+    percentage of pairs that are translated alike; a pair is a source word at two places in a document.
     Words are linked by a statistical model of the same lines. A blank line or a changed id ends a document.
 
     --contrastive prints how often the right translation has a higher log-probability than each wrong one, by label. A

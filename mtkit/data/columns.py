@@ -14,8 +14,6 @@ from mtkit.errors import DataError
 from mtkit.text.segments import Ragged
 from mtkit.text.tokenizer import PAD, PREPARE_AGAIN
 
-"""Advice about prepared data that is damaged or of another version."""
-
 
 class MappedFile:
     """A memory-mapped file that is checked before it is read.

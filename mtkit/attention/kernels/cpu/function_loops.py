@@ -1,4 +1,4 @@
-"""Functions of each number of a tensor, in one pass over memory; PyTorch needs several passes."""
+"""Elementwise functions in one pass over memory; PyTorch needs several passes."""
 
 import numpy as np
 
