@@ -26,7 +26,7 @@ _BREAKS = frozenset({"br", "hr"})
 """Elements that separate words."""
 
 _TAG = re.compile(
-    r"<!--.*?-->|<(?P<end>/)?(?P<name>[A-Za-z][\w:.-]*)(?P<rest>(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*?)(?P<void>/)?>"
+    r"(?P<comment><!--)|<(?P<end>/)?(?P<name>[A-Za-z][\w:.-]*+)(?P<rest>(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*?)(?P<void>/)?>"
 )
 _PLACEHOLDER = re.compile(r"\{\{[^{}\s]+\}\}|\$?\{[^{}\s]*\}|%(?:\(\w+\)|\d+\$)?[sdf](?![0-9A-Za-z\u00c0-\u052f])")
 """Not 100%discount; but Japanese and Korean particles follow %s without a space, and are no Latin letters."""
@@ -78,15 +78,21 @@ def parse(line: str) -> Marked:
 
 
 def _tokens(line: str) -> Iterator[Token]:
-    place = 0
-    for match in _TAG.finditer(line):
-        yield from text_tokens(line[place : match.start()])
-        name = (match["name"] or "").lower()
+    place = end = 0
+    last_comment_end = line.rfind("-->")  # searched once, for lines with many <!--
+    while match := _TAG.search(line, end):
+        start, end = match.span()
+        if match["comment"]:
+            if end > last_comment_end:
+                continue
+            end = line.index("-->", end) + len("-->")
+        yield from text_tokens(line[place:start])
+        raw, name = line[start:end], (match["name"] or "").lower()
         if not name or match["void"] or (name in VOID and not match["end"]):
-            yield Token(match[0], "single", name)
+            yield Token(raw, "single", name)
         else:
-            yield Token(match[0], "end" if match["end"] else "start", name, is_fixed=bool(_FIXED.search(match[0])))
-        place = match.end()
+            yield Token(raw, "end" if match["end"] else "start", name, is_fixed=bool(_FIXED.search(raw)))
+        place = end
     yield from text_tokens(line[place:])
 
 
@@ -127,7 +133,7 @@ def partners(tokens: Sequence[Token]) -> dict[int, int]:
 def build(tokens: Sequence[Token]) -> Marked:
     """The text of a segment's tokens, and its elements."""
     partner_of, text, root = partners(tokens), "", Element("", 0)
-    opened, is_nested = [root], True
+    opened, is_nested, fixed = [root], True, 0
     for index, token in enumerate(tokens):
         if token.kind == "text":
             text += token.text
@@ -135,7 +141,9 @@ def build(tokens: Sequence[Token]) -> Marked:
         if token.kind == "end" and index in partner_of:
             element, start = opened.pop(), partner_of[index]
             element.closing, element.end = token.raw, len(text)
-            if tokens[start].is_fixed or len(opened) == DEEPEST + 1:  # the content of deeper ones is in this one
+            fixed -= tokens[start].is_fixed
+            # the content of deeper ones is in this one
+            if not fixed and (tokens[start].is_fixed or len(opened) == DEEPEST + 1):
                 element.untranslated, element.children = "".join(other.raw for other in tokens[start + 1 : index]), []
             continue
         element = Element(token.raw, len(text), len(text))
@@ -146,6 +154,7 @@ def build(tokens: Sequence[Token]) -> Marked:
             element.end = len(text)
         elif token.kind == "start" and index in partner_of:
             opened.append(element)
+            fixed += token.is_fixed
         else:
             is_nested &= token.kind == "single"
             text += " " if token.name in _BREAKS and text and not text[-1].isspace() else ""

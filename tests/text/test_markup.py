@@ -3,6 +3,7 @@
 import random
 import re
 from html.parser import HTMLParser
+from time import process_time
 from typing import Any
 
 import pytest
@@ -119,9 +120,29 @@ class Counted(list[Token]):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("line", ["<b>" * 1000 + "x" + "</i>" * 1000, "<b>" * 1000 + "x" + "</b>" * 1000])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "<b>" * 1000 + "x" + "</i>" * 1000,
+        "<b>" * 1000 + "x" + "</b>" * 1000,
+        "<b translate=no>" * 1000 + "x" + "</b>" * 1000,
+    ],
+)
 def test_the_work_grows_with_the_tags_not_with_their_square(line: str) -> None:
     for work in (partners, build):
         tokens = Counted(_tokens(line))
         work(tokens)
         assert tokens.read <= 5 * len(tokens)
+
+
+@pytest.mark.parametrize("line", ["<!--" * 40_000, "--> " + "<!-- " * 40_000, "<" + "a" * 60_000])
+def test_a_line_of_tags_that_never_end_is_read_once(line: str) -> None:
+    start = process_time()
+    assert parse(line).text == line
+    assert process_time() - start < 5  # a search from each <!-- to the end took half a minute
+
+
+def test_a_comment_is_a_tag_up_to_its_first_end() -> None:
+    marked = parse('a <!-- <b> <!-- --> b <i title="-->">c</i> <!-- d')
+    assert [element.opening for element in marked.elements] == ["<!-- <b> <!-- -->", '<i title="-->">']
+    assert marked.text == "a  b c <!-- d"
