@@ -35,7 +35,7 @@ def test_terms_are_in_the_lines_and_are_counted(folder: Path) -> None:
 def test_missed_terms_are_reported_with_their_lines(folder: Path) -> None:
     (folder / "terms").write_text("dog\t" + " ".join(["hund"] * 9))
     result = typed(*OUTPUT, "--glossary", "terms", "--max-pieces", "6")
-    message = "0 of 2 glossary terms are in the translations; missing terms: lines 3, 3"
+    message = "0 of 2 glossary terms are in the translations; 2 missing, in line 3"
     assert message in " ".join(result.stderr.split())
 
 

@@ -51,6 +51,8 @@ class Notes:
     """Lines whose translation lacks a glossary term, once per term."""
     unnested: Listed = Listed()
     """Lines whose tags are not nested."""
+    lacking: Listed = Listed()
+    """Lines whose translation lacks glossary terms, once per line."""
 
     @classmethod
     def of(cls, translations: Sequence[Sequence[Translation]], first: int = 0) -> Self:
@@ -65,6 +67,7 @@ class Notes:
             cleaned=Listed.of(number for number, line in best if line.cleaned),
             present=Listed.of(n for n, line in best for _ in range(line.terms - line.missed)),
             missed=Listed.of(number for number, line in best for _ in range(line.missed)),
+            lacking=Listed.of(number for number, line in best if line.missed),
         )
 
     @classmethod
@@ -113,7 +116,7 @@ class Notes:
                 f"either: {self.unnested}"
             )
         if self.present.count or self.missed.count:
-            lines = f"; missing terms: {self.missed}" if self.missed.count else ""
+            lines = f"; {self.missed.count:,} missing, in {self.lacking}" if self.missed.count else ""
             yield (
                 f"{self.present.count:,} of {self.present.count + self.missed.count:,} glossary terms are in the "
                 f"translations{lines}"
