@@ -5,7 +5,7 @@ translations/test.nbest.txt      all translations of each segment, if there are 
 translations/test.source.txt     the source segments
 translations/test.reference.txt  the reference translations
 translations/test.direction.txt  the direction of each segment, as en-fr, if the data has several
-translations/test.docids.txt     the id of each segment's document, if the data was prepared by documents
+translations/test.docids.txt     the id of each segment's document, if the side has any
 translations/test.json           settings, checkpoint, time and speed; written last, so that it marks a complete set
 
 `test` is the name of the side: a test side in the recipe, or `valid`.
@@ -45,6 +45,8 @@ class HeldOut:
     """The documents to translate together, if the data was prepared by documents and the side has any."""
     corpora: Sequence[int] | None = None
     """The number of segments in each corpus, in order; None: there is one corpus."""
+    document_ids: Sequence[int] | None = None
+    """The document id of each segment, if the side has any, also if documents are not translated together."""
 
     def sample(self, segments: int) -> "HeldOut":
         """A sample of this number of segments: the first ones of each corpus, in proportion to its size, at least one.
@@ -66,6 +68,7 @@ class HeldOut:
             [self.references[row] for row in rows],
             self.directions and self.directions.at(rows),
             self.documents and self.documents.at(rows),
+            document_ids=self.document_ids and [self.document_ids[row] for row in rows],
         )
 
     @property
@@ -111,6 +114,7 @@ def held_out(prepared: Prepared, name: str | None = None) -> HeldOut:
         hint = did_you_mean(name, list(sides))
         raise DataError(f"{prepared.folder} has no test side {shown(name)}{hint}; it has: {', '.join(sides)}")
     side, budget = sides[name], source_budget(prepared)
+    ids: list[int] | None = None if side.documents is None else side.documents.tolist()
     assert side.source_text is not None
     assert side.target_text is not None
     return HeldOut(
@@ -118,8 +122,9 @@ def held_out(prepared: Prepared, name: str | None = None) -> HeldOut:
         _lines(side.source_text),
         _lines(side.target_text),
         Directions(prepared.directions, [0] * len(side) if side.tasks is None else side.tasks.tolist()),
-        None if side.documents is None or budget is None else Documents(side.documents.tolist(), budget),
+        None if ids is None or budget is None else Documents(ids, budget),
         [corpus["segments"] for corpus in prepared.record["sides"][name]["corpora"]],
+        ids,
     )
 
 
@@ -148,7 +153,7 @@ def save(
     _write_lines(files["reference.txt"], side.references)
     optional = {
         "direction.txt": side.directions.names_of_lines() if side.directions and len(side.directions.names) > 1 else [],
-        "docids.txt": [str(document) for document in side.documents.ids] if side.documents else [],
+        "docids.txt": [str(document) for document in side.document_ids or []],
         "nbest.txt": list(n_best_lines(translations)) if len(translations[0]) > 1 else [],
     }
     for suffix, lines in optional.items():

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from mtkit.cli.app import app
 from mtkit.decoding.held_out import HeldOut, Speed, save
-from mtkit.decoding.lines.source import Documents
 from mtkit.decoding.translate import Translation
 from mtkit.errors import DataError, MtkitError
 from mtkit.runs import FORMAT, Run
@@ -25,12 +24,12 @@ BY_FILE = ["--hypothesis", "hypothesis", "--reference", "reference"]
 
 @pytest.fixture(autouse=True)
 def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `one` was trained on sentences, and has no document ids; run `two` has them."""
+    """Run `one` has no document ids; run `two` has them."""
     monkeypatch.chdir(tmp_path)
-    for name, documents in (("one", None), ("two", Documents(IDS, 50))):
+    for name, ids in (("one", None), ("two", IDS)):
         run = Run(Path("mtkit-runs") / name)
         translations = [[Translation(text, 0.0, 0.0, (3,))] for text in corpus(30, 0.2, len(name))]
-        save(run, HeldOut("test", REFERENCES, REFERENCES, None, documents), translations, Speed(1, 30, 30), {})
+        save(run, HeldOut("test", REFERENCES, REFERENCES, document_ids=ids), translations, Speed(1, 30, 30), {})
         (run.folder / "run.json").write_text(json.dumps(ABOUT))
         (run.folder / "recipe.yaml").write_text("")
     written(Path("hypothesis"), corpus(30, 0.3))

@@ -52,11 +52,22 @@ def test_directions_are_written_beside(tmp_path: Path) -> None:
 
 def test_document_ids_are_written_beside(tmp_path: Path) -> None:
     run, found = Run(tmp_path), [[translation("x")]] * 2
-    path = save(run, replace(SIDE, documents=Documents([4, 7], 50)), found, Speed(1.0, 2, 2), {})
+    path = save(run, replace(SIDE, document_ids=[4, 7]), found, Speed(1.0, 2, 2), {})
     ids = path.with_suffix(".docids.txt")
     assert ids.read_text() == "4\n7\n"
     save(run, SIDE, found, Speed(1.0, 2, 2), {})
     assert not ids.exists()
+
+
+def test_a_side_of_documents_has_ids_if_training_was_on_sentences(tmp_path: Path) -> None:
+    """So `mtkit score --documents` scores a run that translates line by line."""
+    prepared = make_run(tmp_path, documents=50).prepared
+    side = held_out(prepared)
+    assert side.documents is not None
+    settings = prepared.settings.model_copy(update={"documents": None})
+    by_lines = held_out(replace(prepared, settings=settings))
+    assert by_lines.documents is None
+    assert by_lines.document_ids == side.document_ids == side.documents.ids
 
 
 def test_a_sample_has_the_first_segments_of_every_corpus(tmp_path: Path) -> None:
@@ -134,6 +145,7 @@ def test_nothing_is_written_through_a_link_in_the_run_folder(tmp_path: Path, lin
 def test_a_sample_has_the_documents_of_its_segments() -> None:
     lines = [str(number) for number in range(6)]
     side = HeldOut("valid", lines, lines, documents=Documents([0, 0, 1, 2, 2, 3], 50), corpora=[3, 3])
-    part = side.sample(4)
+    part = replace(side, document_ids=[0, 0, 1, 2, 2, 3]).sample(4)
     assert part.documents == Documents([0, 0, 2, 2], 50)
+    assert part.document_ids == [0, 0, 2, 2]
     assert list(part.sources) == ["0", "1", "3", "4"]
