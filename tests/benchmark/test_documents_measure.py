@@ -24,7 +24,10 @@ def setting(**changes: Any) -> DocumentSetting:
     return DocumentSetting(recipe=load_recipe(None, {"model": MODEL}), device=torch.device("cpu"), **(given | changes))
 
 
-def test_every_model_makes_one_step_per_piece_with_all_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16", "int8"])
+def test_every_model_makes_one_step_per_piece_with_all_hypotheses(
+    arithmetic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the vocabulary is so small that an end would come soon."""
     seen: list[int] = []
     plain = Transformer.step
@@ -35,7 +38,9 @@ def test_every_model_makes_one_step_per_piece_with_all_hypotheses(monkeypatch: p
 
     monkeypatch.setattr(Transformer, "step", step)
     done: list[tuple[int, int]] = []
-    measured = measure_documents(["linear"], [9, 5], setting(repeats=2), on_progress=lambda *each: done.append(each))
+    measured = measure_documents(
+        ["linear"], [9, 5], setting(repeats=2, arithmetic=arithmetic), on_progress=lambda *each: done.append(each)
+    )
     assert len(seen) == 2 * 2 * (5 + 9)
     assert seen[:5] == [1, 2, 2, 2, 2]  # the first step makes two of one
     assert done == [(number + 1, 8) for number in range(8)]

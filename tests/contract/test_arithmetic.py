@@ -189,13 +189,17 @@ def check_low_steps(stack: Stack, low: LowWeights, memory: Tensor | None) -> Non
 @each(lambda case: plain(case) and steps(case))
 @torch.no_grad()
 def test_a_module_converted_to_bfloat16_steps_in_it(case: Case) -> None:
+    """As its `forward` does, to five roundings of 2**-8; one rounding may turn the choice of a bucket or an edge."""
     stack = make(case, stir=False).eval().bfloat16()
-    memory = memory_for(case, 2, 9)
-    output, _ = stack.walk(
-        tokens(2, 3, 9).bfloat16(), stack.start(2, None if memory is None else memory.bfloat16(), hypotheses=3)
-    )
-    assert output.dtype == torch.bfloat16
+    query, memory = tokens(2, 3, 9).bfloat16(), memory_for(case, 2, 9)
+    memory = None if memory is None else memory.bfloat16()
+    output, _ = stack.walk(query, stack.start(2, memory, hypotheses=3))
+    expected = stack(query.flatten(0, 1), None if memory is None else memory.repeat_interleave(3, 0))
+    assert output.dtype == expected.dtype == torch.bfloat16
     assert output.isfinite().all()
+    lost = (output.flatten(0, 1) - expected).double().norm(dim=-1).flatten()
+    alike = lost.argsort()[: len(lost) * 9 // 10]
+    assert lost[alike].norm() < 0.02 * expected.double().norm(dim=-1).flatten()[alike].norm()
 
 
 @each(plain)
