@@ -116,6 +116,8 @@ class LoadedRun:
         """
         if isinstance(lines, str):
             raise MtkitError("translate takes a list of lines, not one string; write [text]")
+        if isinstance(lines, Path):
+            raise MtkitError("translate takes a list of lines, not a file; mtkit.translate_file translates files")
         lines = _text_lines(lines)
         translator = self.translator
         if settings:

@@ -217,7 +217,8 @@ class Run:
             which = names[-1] if names else "last"
         if which not in names and not (which == "average" and (folder / which).is_dir()):
             known = ", ".join(names) or "none yet; train first"
-            raise RunError(f"{self.folder} has no checkpoint {shown(which)}; it has: {known}")
+            hint = did_you_mean(which, ["best", "last", *names] if names else [])
+            raise RunError(f"{self.folder} has no checkpoint {shown(which)}{hint}; it has: {known}")
         return folder / which
 
     def load_model(self, checkpoint: str = "best", device: str = "cpu") -> "Network":

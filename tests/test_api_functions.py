@@ -179,6 +179,8 @@ def test_mistakes_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fold
         mtkit.load(tmp_path / "mine")
     with pytest.raises(MtkitError, match="one string"):
         mtkit.load(folder).translate("a dog")
+    with pytest.raises(MtkitError, match=r"not a file; mtkit\.translate_file"):
+        mtkit.load(folder).translate(Path("text"))
     with pytest.raises(MtkitError, match="one string"):
         mtkit.score("a dog", ["a dog"])
     with pytest.raises(RunError, match="without slashes"):

@@ -163,6 +163,8 @@ def test_a_pipe_in_a_run_is_refused_without_waiting(run: Path, name: str) -> Non
 def test_an_unknown_checkpoint_lists_those_there(run: Path) -> None:
     with pytest.raises(RunError, match="update-00000010"):
         find_run(name="one").checkpoint("average")
+    with pytest.raises(RunError, match=r"'latest' \(did you mean 'last'\?\); it has: update-00000010"):
+        find_run(name="one").checkpoint("latest")
 
 
 @pytest.mark.parametrize(("weights", "name"), [({"weight": torch.zeros(2, 3)}, "bias"), ({}, "bias")])

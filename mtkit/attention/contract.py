@@ -221,7 +221,10 @@ class Attention(nn.Module):
         encoder's last layer; task (B,) holds integers for mechanisms that are conditioned on a task. query_marks (B, T)
         and memory_marks (B, S) are the tokens' sentences and separators (`mtkit.attention.marks`), None if all are 0.
         B, T and S may be 0.
+
+        Raises: MtkitError for a mask that is not boolean.
         """
+        _check_masks(query_valid=query_valid, memory_valid=memory_valid)
         inputs = Inputs(
             query, memory, query_valid, memory_valid, carry, memory_carry, task, need_weights, query_marks, memory_marks
         )
@@ -243,8 +246,9 @@ class Attention(nn.Module):
     ) -> tuple[State, Any]:
         """Return the state before the first step, and the carry for the next layer's `start`; decoder and cross roles.
 
-        Raises: MtkitError if there is no segment or no hypothesis.
+        Raises: MtkitError if there is no segment or no hypothesis, and for a mask that is not boolean.
         """
+        _check_masks(memory_valid=memory_valid)
         for name, count in (("batch_size", batch_size), ("hypotheses", hypotheses)):
             if count < 1:
                 raise MtkitError(f"{name} = {count} must be at least 1 to start decoding")
@@ -333,6 +337,13 @@ def for_heads(values: Tensor, heads: int, first: int | None = None) -> Tensor:
     rows = values.new_full((heads, *values.shape[1:]), float("nan"))
     rows[first : first + len(values)] = values
     return rows
+
+
+def _check_masks(**masks: Tensor | None) -> None:
+    """Raises: MtkitError for a mask of 0 and 1: softmaxes would add it to scores, and its complement is never 0."""
+    for name, mask in masks.items():
+        if mask is not None and mask.dtype != torch.bool:
+            raise MtkitError(f"{name} is a tensor of {mask.dtype}, not torch.bool; write {name}={name}.bool()")
 
 
 def _padded(inputs: Inputs) -> Inputs:

@@ -23,7 +23,7 @@ from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
 from mtkit.decoding.word_alignment import Links, pharaoh
 from mtkit.decoding.word_scores import score_words
-from mtkit.errors import DataError, MtkitError
+from mtkit.errors import DataError, MtkitError, shown
 from mtkit.recipe import DecodingSettings
 from mtkit.storage.files import check_outputs, inside, is_device, json_text
 from mtkit.storage.jobs import Item, Part, open_job
@@ -75,8 +75,8 @@ def translate_file(
     With a `part` of a source file, only its lines are translated, into files of that part (`Part.output`), which
     `mtkit.decoding.lines.parts.join_parts` joins. A finished part is not translated again.
 
-    Raises: MtkitError for options that do not combine, and if `output` cannot be written or would replace text that
-    is read or a file of a run; DataError for bad input.
+    Raises: MtkitError for options that do not combine, for a string instead of a path or of lines, and if
+    `output` cannot be written or would replace text that is read or a file of a run; DataError for bad input.
     """
     heads = Heads() if heads is None else heads
     outputs = [output] if alignments is None else [output, alignments]
@@ -303,7 +303,10 @@ def _count(text: Text) -> int | None:
 
 
 def _check_outputs(outputs: Sequence[Path | BinaryIO], texts: Sequence[Text | None], part: Part | None = None) -> None:
-    """Raises: MtkitError as `check_outputs`, for the outputs that are paths."""
+    """Raises: MtkitError for a string instead of a path or of lines; as `check_outputs`, for outputs that are paths."""
+    for text in (*outputs, *texts):
+        if isinstance(text, str):
+            raise MtkitError(f"{shown(text)} is one string; give a Path for a file, or a list of lines")
     paths = [output for output in outputs if isinstance(output, Path)]
     if part is not None:
         paths += [*map(part.output, paths), *map(part.record, paths[:1])]

@@ -11,6 +11,7 @@ from torch import Tensor
 from mtkit.attention import Attended, Attention, Beginning, Inputs, Site, State, build, mechanisms, reorder
 from mtkit.attention.states import close_gaps, overwrite
 from mtkit.decoding.search.continuations import still_running
+from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import load_recipe
@@ -53,6 +54,18 @@ def test_every_argument_reaches_the_mechanism_under_its_name() -> None:
     source = {"memory": memory, "memory_valid": memory_valid, "memory_marks": marks["memory_marks"]}
     assert begin == {"batch_size": 2, **source, "hypotheses": 3, **given}
     assert advance == vars(Inputs(query, carry="below", need_weights=True, query_marks=marks["query_marks"]))
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32, torch.uint8])
+def test_a_mask_that_is_not_boolean_is_refused(dtype: torch.dtype) -> None:
+    """Hugging Face's tokenizers make integers, which most mechanisms would read as another mask."""
+    tokens, valid = torch.zeros(2, 3, 8), torch.ones(2, 3, dtype=dtype)
+    with pytest.raises(MtkitError, match=r"query_valid is .*; write query_valid=query_valid\.bool\(\)"):
+        Noting()(tokens, tokens, query_valid=valid)
+    with pytest.raises(MtkitError, match="memory_valid is"):
+        Noting()(tokens, tokens, memory_valid=valid)
+    with pytest.raises(MtkitError, match="memory_valid is"):
+        Noting().start(2, tokens, valid)
 
 
 def test_the_context_is_the_memory_and_in_the_self_roles_the_query() -> None:

@@ -83,6 +83,13 @@ def test_lines_in_lines_out_with_scores_and_several_of_each(trained: Trained, so
     assert [line.split("\t") for line in scored] == [[score, text] for _, score, text in several[::3]]
 
 
+def test_one_string_is_neither_a_file_nor_lines(translator: Translator, tmp_path: Path) -> None:
+    for text, output in (("text", tmp_path / "out"), (["a"], "out")):
+        with pytest.raises(MtkitError, match="is one string; give a Path for a file, or a list of lines"):
+            translate_file(translator, text, output)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
 def test_documents_have_ids_or_blank_lines(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     lines, seen = [*sentences(3, 2), "", *sentences(2, 3)], list[object]()
     source = translator.source
