@@ -169,7 +169,9 @@ class Attention(nn.Module):
     """Whether it can return attention weights."""
     unrounded: ClassVar[bool] = False
     """Whether rounded weights are too coarse, because outputs depend on choices or on small differences of products.
-    Layers of such a mechanism use no 8-bit products and no rounded copies of weights."""
+    Layers of such a mechanism use no 8-bit products and no rounded copies of weights; decoding excepts `roundable`."""
+    roundable: ClassVar[frozenset[str]] = frozenset()
+    """Names of linear maps of an `unrounded` mechanism whose products decoding may round: no choice reads them."""
     undecayed: ClassVar[tuple[str, ...]] = ()
     """Names of parameters with several dimensions that weight decay skips, as it skips vectors: numbers per head that
     are added, or that scale distances. Any module of a model may declare this."""

@@ -3,9 +3,10 @@
 Inside the context `products`, the linear layers of a model and its output projection multiply by weights that are
 rounded and laid out for the processor, and attentions compute queries, keys and values in one product. Prepared weights
 are cached until the weights change, because text arrives in chunks; a change through `.data`, which PyTorch does not
-count, is not noticed. Norms, softmax and other parts are computed as outside the context, and so are all products of
-attentions that must not round (`unrounded`). On the CPU, types below float32 also make attentions by scaled dot
-products keep keys and values in bfloat16 (except a decoder's with more than 16 hypotheses).
+count, is not noticed. Norms, softmax and other parts are computed as outside the context, and so are products of
+attentions that must not round (`unrounded`), except of their `roundable` maps. On the CPU, types below float32 also
+make attentions by scaled dot products keep keys and values in bfloat16 (except a decoder's with more than 16
+hypotheses).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.product_attention import ProductAttention
-from mtkit.attention.contract import unrounded_parts
+from mtkit.attention.contract import Attention, unrounded_parts
 from mtkit.attention.kernels.cpu.int8 import Int8, check_int8
 from mtkit.attention.kernels.cpu.product import (
     Float32,
@@ -48,7 +49,7 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     device = next(model.parameters()).device
     if dtype == torch.int8:
         check_int8(device)
-    prepared, unrounded = _prepared(model, dtype, device), unrounded_parts(model)
+    prepared, unrounded = _prepared(model, dtype, device), unrounded_parts(model) - _roundable_maps(model)
     low = dtype == torch.int8 or is_low(dtype, device)
     has_loops = dtype == torch.int8 and has_byte_tiles()
     replaced: list[tuple[nn.Module, str]] = []
@@ -59,9 +60,10 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
     try:
         for module in model.modules():
-            if isinstance(module, HeadAttention) and module not in unrounded:
-                replace(module, "projected", partial(_projected, prepared))
-                if low and isinstance(module, ProductAttention) and is_plain(module.positions):
+            if isinstance(module, HeadAttention):
+                replace(module, "projected", partial(_projected, prepared, unrounded))
+                low_cache = low and isinstance(module, ProductAttention) and is_plain(module.positions)
+                if low_cache and module not in unrounded:
                     replace(module, "cache_type", torch.bfloat16)  # half the bytes, which a step waits for
             if has_loops:
                 from mtkit.model.compiled_steps import compiled_methods  # other types need none of it
@@ -83,6 +85,13 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     finally:
         for module, name in replaced:
             module.__dict__.pop(name, None)
+
+
+def _roundable_maps(model: nn.Module) -> set[nn.Module]:
+    """The maps of `unrounded` attentions that may be rounded, and their parts."""
+    attentions = [part for part in model.modules() if isinstance(part, Attention)]
+    maps = (child for part in attentions for name, child in part.named_children() if name in part.roundable)
+    return {module for linear in maps for module in linear.modules()}
 
 
 def _unless_exact(linear: nn.Linear, product: Product, x: Tensor) -> Tensor:
@@ -181,8 +190,8 @@ def _preparation(dtype: torch.dtype, device: torch.device) -> Callable[[Tensor, 
     return lambda weight, bias: Plain(weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
-def _projected(prepared: _Prepared, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
-    """The results of `maps` for the same tokens, in one product if they are plain linear layers."""
-    if any(type(linear) is not nn.Linear or linear.bias is None for linear in maps):
+def _projected(prepared: _Prepared, unrounded: set[nn.Module], tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
+    """The results of `maps` for the same tokens, in one product if they are plain linear layers that may be rounded."""
+    if any(type(linear) is not nn.Linear or linear.bias is None or linear in unrounded for linear in maps):
         return [linear(tokens) for linear in maps]
     return prepared.of(*maps)(tokens).split([linear.out_features for linear in maps], -1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtkit.attention import State
+from mtkit.attention import State, build
 from mtkit.attention.bases.product_attention import ProductAttention
 from mtkit.attention.kernels.cpu import product
 from mtkit.attention.kernels.cpu.product import Float32, Tiled, in_few_counts
@@ -38,7 +38,9 @@ def logits(net: Transformer) -> Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["full", "multi-query", "longformer", "average", "reformer"])
+@pytest.mark.parametrize(
+    "attention", ["full", "multi-query", "longformer", "average", "reformer", "native-sparse", "sac", "gated-delta"]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_step_is_near_the_plain_one(attention: str, dtype: torch.dtype) -> None:
     net = network(attention)
@@ -48,6 +50,16 @@ def test_a_step_is_near_the_plain_one(attention: str, dtype: torch.dtype) -> Non
     assert found.dtype == torch.float32
     off = (exact - found).norm() / exact.norm()
     assert off < (1e-5 if dtype == torch.float32 else 0.05)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["reformer", "native-sparse", "sac", "gated-delta"])
+def test_maps_on_which_no_choice_depends_are_rounded(name: str) -> None:
+    layer = build(name, role="decoder", d_model=32, heads=2)
+    assert layer.roundable <= {child for child, _ in layer.named_children()}
+    with products(layer, torch.bfloat16):
+        rounded = {path for path, part in layer.named_modules() if type(part) is nn.Linear and "forward" in vars(part)}
+    assert rounded == layer.roundable
 
 
 def attentions(net: Transformer) -> list[ProductAttention]:

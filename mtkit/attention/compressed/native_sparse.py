@@ -18,7 +18,7 @@ blocks. The choice has no gradient; compressed keys learn through their own bran
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +79,9 @@ class NativeSparse(HeadAttention):
     sequential_operations = "O(1)"
     longest_path = "by content"
     unrounded = True
+    roundable = frozenset(
+        {"k_proj", "v_proj", "compressed_v_proj", "window_k_proj", "window_v_proj", "gate", "out_proj"}
+    )
     undecayed = ("positions",)
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
         "projection": OWN_VECTORS,
@@ -208,8 +211,9 @@ class NativeSparse(HeadAttention):
         return keys, self._pools["values"](v_rows, None)
 
     def _window_keys_values(self, tokens: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        k_proj, v_proj = (self.get_submodule(f"window_{name}") for name in ("k_proj", "v_proj"))
-        return self._rotated(self.projection.keys(k_proj(tokens)), position), self.projection.values(v_proj(tokens))
+        maps = (cast(nn.Linear, self.get_submodule(f"window_{name}")) for name in ("k_proj", "v_proj"))
+        k, v = self.projected(tokens, *maps)
+        return self._rotated(self.projection.keys(k), position), self.projection.values(v)
 
     def _seen(self, inputs: Inputs, blocks: int) -> Tensor | None:
         """Return which compressed blocks a query sees, (1, T, P) or (B, P); None if it sees all."""

@@ -56,6 +56,7 @@ class Reformer(HeadAttention):
     sequential_operations = "O(1)"
     longest_path = "by content"
     unrounded = True
+    roundable = frozenset({"v_proj", "out_proj"})
     # other positions add to scores by distance, which a chunk does not determine
     slots = combining("merge", positions={"rotary"}, regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"lsh_buckets": 4, "chunk": 3, "rounds": 2}

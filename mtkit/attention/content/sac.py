@@ -57,6 +57,7 @@ class Sac(HeadAttention):
     sequential_operations = "O(k)"
     longest_path = "by content"
     unrounded = True
+    roundable = frozenset({"q_proj", "k_proj", "v_proj", "out_proj"})
     learns_by_steps = False  # edges are learned from samples of whole sequences
     slots = WITHOUT_SCORES | {"positions": frozenset({"rotary"})}  # other positions add to scores by distance
     small: ClassVar[dict[str, Any]] = {"edges": 3, "hidden": 4}

@@ -45,6 +45,7 @@ class GatedDelta(DecayedAttention):
     published = frozenset({"decoder"})
     paper = "Yang et al. 2024, arXiv 2412.06464"
     unrounded = True
+    roundable = frozenset({"gate_proj", "out_proj"})
     silu = True
     variants = (
         {"gate": "channel"},
