@@ -163,7 +163,8 @@ def _sources(run: Run) -> list[str]:
             return lines[:COMPARED]
     draw, tokenizer = random.Random(1), run.tokenizers.source
     pieces = range(BREAK + 1, tokenizer.size)
-    return [tokenizer.decode(draw.choices(pieces, k=draw.randint(2, 12))) for _ in range(COMPARED)]
+    texts = (tokenizer.decode(draw.choices(pieces, k=draw.randint(2, 12))) for _ in range(COMPARED))
+    return [text.replace("\0", " ") for text in texts]  # sentencepiece's own rules keep this character; mtkit's do not
 
 
 def _with_ctranslate2(run: Run, folder: Path, lines: Sequence[str], longest: int) -> list[list[str]]:

@@ -169,6 +169,18 @@ def test_no_line_of_ctranslate2_has_breaks_between_segments(tmp_path: Path) -> N
     assert '["< break>"]]' in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
+def test_random_lines_have_no_character_that_only_mtkit_drops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line with U+0000 would differ in an export that is right."""
+    monkeypatch.setattr(exports, "COMPARED", 50)
+    run = make_run(tmp_path / "run", model=BIAS)
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "source.spm").write_bytes(models(run)["source.spm"])
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
+    lines = exports._sources(run)
+    assert [theirs.encode(line) for line in lines] == [run.tokenizers.source.encode(line) for line in lines]
+
+
 def test_a_direction_is_asked_for_by_its_tag(tmp_path: Path) -> None:
     run = make_run(tmp_path / "two", directions=("en-ja", "en-zh"), model=BIAS)
     pytest.importorskip("transformers")
