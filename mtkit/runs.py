@@ -181,9 +181,9 @@ class Run:
             raise RunError(f"{self.folder / 'run.json'} has no lengths of {missing[0]}; choose another --run")
         return [by_direction[direction] for direction in self.directions]
 
-    @property
+    @cached_property
     def vocabulary(self) -> str:
-        """Fingerprint of the tokenizers."""
+        """Fingerprint of the tokenizers, when first read: another training may replace the run's files."""
         from mtkit.data.vocabulary import vocabulary_of
 
         return vocabulary_of(self.folder / "tokenizer")

@@ -113,6 +113,8 @@ def heads_for(
     chosen = replace(best_heads(network, run.tokenizers, side, probabilities), weights=weights)
     follows = "" if chosen.agreement is None else f"; they follow the lexicon in {chosen.agreement:.0%} of the pieces"
     try:
+        if not run.folder.is_dir():  # a new folder with this file alone would be in the way of a new training
+            raise MtkitError(f"{run.folder} was removed")
         write_json(inside(run.folder, FILE), asdict(chosen))
         where = f"stored in {run.folder / FILE}"
     except MtkitError as error:

@@ -125,7 +125,7 @@ def training_text(run: Run, folder: Path) -> Prepared:
     if vocabulary_of(folder / "tokenizer") != run.vocabulary:
         raise MtkitError(
             f"{folder} has other pieces than {run.folder}, whose lexicon is to be learned from it; "
-            "give the prepared data it was trained on with --data"
+            "`mtkit translate` takes the data it was trained on by --data"
         )
     return prepared
 

@@ -82,6 +82,28 @@ def test_they_are_chosen_after_a_training_removed_the_checkpoint(sentence_run: T
     assert heads_for(run, network, weights, sentence_run.prepared.folder).weights == weights
 
 
+def test_a_removed_run_is_not_made_again_by_its_heads(sentence_run: Trained, tmp_path: Path) -> None:
+    """A server may still translate by it, and a folder of heads alone would be in the way of a new training."""
+    shutil.copytree(sentence_run.run.folder, tmp_path / "run")
+    run, said = Run(tmp_path / "run"), list[str]()
+    network, weights, _ = run.load_model("best"), digest(run.weights("best")), run.tokenizers
+    shutil.rmtree(run.folder)
+    assert heads_for(run, network, weights, sentence_run.prepared.folder, say=said.append).members
+    assert said[0].endswith("run was removed")
+    assert not run.folder.exists()
+
+
+def test_heads_are_not_chosen_by_the_pieces_of_a_run_that_replaced_it(sentence_run: Trained, tmp_path: Path) -> None:
+    shutil.copytree(sentence_run.run.folder, tmp_path / "run")
+    run, said = Run(tmp_path / "run"), list[str]()
+    network, weights, _ = run.load_model("best"), digest(run.weights("best")), run.tokenizers
+    other = make_run(tmp_path / "other", vocabulary=350)
+    shutil.rmtree(run.folder)
+    shutil.copytree(other.run.folder, run.folder)
+    assert heads_for(run, network, weights, other.prepared.folder, say=said.append) == Heads()
+    assert "has other pieces than" in said[0]
+
+
 def test_probabilities_are_those_of_the_pairs() -> None:
     lexicon = Probabilities(np.array([2 * 10 + 3, 4 * 10 + 5]), np.array([0.25, 0.75]), 10)
     assert lexicon.of([4, 2, EOS], [3, 5]).tolist() == [[0, 0.25, 0], [0.75, 0, 0]]
