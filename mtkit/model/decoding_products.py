@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.product_attention import ProductAttention
 from mtkit.attention.contract import Attention, unrounded_parts
@@ -62,7 +63,8 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for module in model.modules():
             if isinstance(module, HeadAttention):
                 replace(module, "projected", partial(_projected, prepared, unrounded))
-                low_cache = low and isinstance(module, ProductAttention) and is_plain(module.positions)
+                caches = isinstance(module, ProductAttention | FeatureAttention)
+                low_cache = low and caches and is_plain(module.positions)
                 if low_cache and module not in unrounded:
                     replace(module, "cache_type", torch.bfloat16)  # half the bytes, which a step waits for
             if has_loops:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtkit.attention import State, build
+from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.bases.product_attention import ProductAttention
 from mtkit.attention.kernels.cpu import product
 from mtkit.attention.kernels.cpu.product import Float32, Tiled, in_few_counts
@@ -62,13 +63,13 @@ def test_maps_on_which_no_choice_depends_are_rounded(name: str) -> None:
     assert rounded == layer.roundable
 
 
-def attentions(net: Transformer) -> list[ProductAttention]:
-    return [part for part in net.modules() if isinstance(part, ProductAttention)]
+def attentions(net: Transformer) -> list[ProductAttention | FeatureAttention]:
+    return [part for part in net.modules() if isinstance(part, ProductAttention | FeatureAttention)]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("attention", ["full", "multi-query", "group"])
+@pytest.mark.parametrize("attention", ["full", "multi-query", "group", "performer", "rfa"])
 @pytest.mark.parametrize("hypotheses", [1, 3, 17])
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_low_types_keep_keys_and_values_in_bfloat16(

@@ -71,10 +71,17 @@ class FeatureAttention(HeadAttention):
         """
         raise NotImplementedError
 
+    def looped_features(self, x: Tensor) -> Keys | None:
+        """The features of x (B, H or G, T, K) by a compiled loop; None if there is none for them."""
+        return None
+
     @property
     def feature_parameters(self) -> Sequence[Tensor]:
         """The parameters of the features per head, (key heads, X, Y) each, which get gradients."""
         return ()
+
+    cache_type: torch.dtype | None = None
+    """The type of recent rows of features and values that a state holds, if not float32."""
 
     gated: bool = False
     """Whether the decoder role has gates."""
@@ -136,7 +143,7 @@ class FeatureAttention(HeadAttention):
         recent = start_recent(
             batch_size,
             hypotheses,
-            like,
+            like.new_empty(0, dtype=self.cache_type),
             groups=groups,
             features=features,
             width=p.value_width + 1,
@@ -221,6 +228,9 @@ class FeatureAttention(HeadAttention):
 
     def _features(self, x: Tensor) -> Keys:
         """The features of x (B, H or G, T, K), each head's with its own parameters."""
+        looped = self.looped_features(x)
+        if looped is not None:
+            return looped
         batch, heads = x.shape[:2]
         parameters = [expand_heads(p.unsqueeze(0), heads).squeeze(0) for p in self.feature_parameters]
         if not parameters:

@@ -17,7 +17,7 @@ from mtkit.attention.bases.shared_rows import append_rows, has_one_row_per_posit
 from mtkit.attention.contract import State
 from mtkit.attention.kernels.cached_rows import attend_cached, cached_is_faster, supports_cached
 from mtkit.attention.kernels.chunks import rows_at
-from mtkit.attention.kernels.dot_product import numbers
+from mtkit.attention.kernels.dot_product import numbers, upcast
 
 SHARING = 16
 """Hypotheses up to which rows are kept as long: each computes scores for the rows of all."""
@@ -128,7 +128,7 @@ def _weights(state: State, scaled: bool) -> tuple[Tensor | None, Tensor | None, 
         seen = log if has_one_row_per_position(state) else log.where(state["seen"][:, None, :, :rows], -torch.inf)
         top = seen.amax(-1, keepdim=True) if of_past is None else seen.amax(-1, keepdim=True).maximum(of_past)
         log, of_past = log - top, None if of_past is None else of_past - top
-    like = state["shared"]["keys"].dtype
+    like = torch.promote_types(state["shared"]["keys"].dtype, torch.float32)
     return log.exp().to(like), None if of_past is None else of_past.exp().to(like), top
 
 
@@ -165,12 +165,13 @@ def _read_rows(state: State, q: Tensor, weights: Tensor | None) -> Tensor:
     keys, values = (state["shared"][name][:, :, :rows] for name in ("keys", "values"))
     seen = None if has_one_row_per_position(state) else state["seen"][:, :, None, :rows]  # (B, N, 1, rows)
     if supports_cached(q, keys, values) and cached_is_faster(q, keys, each * hypotheses, hypotheses):
-        factors = keys.new_ones(1)
+        factors = q.new_ones(1)
         if weights is not None:
             factors = weights.transpose(1, 2).unsqueeze(3).expand(-1, -1, -1, each, -1).flatten(2, 3)
         past = keys.unsqueeze(1), values.unsqueeze(1)
         heads = attend_cached(_by_hypothesis(q), *past, scale=1.0, visible=seen, factors=factors)
         return _by_group(heads, q)
+    keys, values = upcast(keys), upcast(values)
     scores = (q.flatten(2, 3) @ keys.mT).unflatten(2, (each, hypotheses))  # (B, G, R, N, rows)
     if weights is not None:
         scores = scores * weights.unsqueeze(2)
@@ -184,7 +185,7 @@ def _summed_up(state: State, scaled: bool) -> State:
     weights, of_past, top = _weights(state, scaled)
     rows, hypotheses, past = state["rows"], state["seen"].shape[1], state["past"]
     weights = None if weights is None else weights.transpose(1, 2)  # (B, N, G, rows)
-    caches = [state["shared"][name].unsqueeze(1) for name in ("keys", "values")]
+    caches = [upcast(state["shared"][name]).unsqueeze(1) for name in ("keys", "values")]
     if has_one_row_per_position(state):
         keys, values = (x[:, :, :, :rows] for x in caches)
     else:  # each hypothesis sees one row for each position

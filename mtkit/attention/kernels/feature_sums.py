@@ -28,8 +28,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.kernels.cached_rows import attend_cached, cached_is_faster, supports_cached
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.kernels.recurrence import Factors, Part, prefix_products, recur, triangle_products
+
+_ONE = torch.ones(1)
 
 
 def elu1(x: Tensor) -> Tensor:
@@ -164,6 +167,10 @@ def read(
 ) -> Tensor:
     """The outputs (B, H, T, V) of queries phi_q (B, H, T, M) from the result of `sums_of`, in the type of `like`."""
     with torch.autocast(like.device.type, enabled=False):
+        if len(sums) > 1 and supports_cached(phi_q, *sums) and cached_is_faster(phi_q, sums[1], phi_q.shape[2]):
+            past = (x.unsqueeze(1) for x in (sums[0].mT, sums[1]))
+            total = attend_cached(phi_q.transpose(1, 2), *past, scale=1.0, factors=_ONE)
+            return normalised(total.transpose(1, 2), eps, floor).type_as(like)
         total = _by_group(phi_q, sums[0].shape[1])
         for factor in sums:
             total = total @ factor

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import ROLES, Inputs, Site, for_heads
 from mtkit.attention.kernels.cpu.threads import in_ranges, loops_take
-from mtkit.attention.kernels.dot_product import upcast
+from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.kernels.feature_sums import Keys
 from mtkit.attention.kernels.reproducible import hashed, random_key
 from mtkit.attention.options import OneOf, Positive, Within
@@ -96,6 +96,16 @@ class RandomFeatureAttention(FeatureAttention):
             rows = F.normalize(upcast(x), dim=-1, eps=1e-6)
             projected = rows @ parameters[0].type_as(rows).mT
             return Keys(FEATURE_MAPS[self.feature_map](projected, self.features**-0.5))
+
+    def looped_features(self, x: Tensor) -> Keys | None:
+        if self.feature_map != "sine" or not x.is_cpu:
+            return None
+        from mtkit.attention.kernels.cpu.random_feature_loops import features_of_rows, supports_features
+
+        directions = expand_heads(self.feature_parameters[0].unsqueeze(0), x.shape[1]).squeeze(0)
+        if not supports_features(x, directions):
+            return None
+        return Keys(features_of_rows(x, directions, waves=True, factor=self.features**-0.5)[0])
 
     @property
     def state_features(self) -> tuple[int, bool]:

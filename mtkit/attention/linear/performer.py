@@ -116,6 +116,16 @@ class Performer(FeatureAttention):
             half_square = rows.square().sum(-1, keepdim=True) * (self.scale / 2)
             return self.feature_map(*(factor.view(*x.shape[:-1], -1) for factor in (projected, half_square)))
 
+    def looped_features(self, x: Tensor) -> Keys | None:
+        if self.feature_map is not positive or not x.is_cpu:
+            return None
+        from mtkit.attention.kernels.cpu.random_feature_loops import features_of_rows, supports_features
+
+        if not supports_features(x, self.directions):
+            return None
+        directions, factor = self.directions.unsqueeze(0), len(self.directions) ** -0.5
+        return Keys(*features_of_rows(x * self.scale**0.5, directions, waves=False, factor=factor))
+
     @property
     def state_features(self) -> tuple[int, bool]:
         """M or 2 M features; relu features have no scale, all others have one."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from mtkit.attention.bases import recent_sums
 from mtkit.attention.bases.recent_sums import SHARING, add_recent, corrected_next, fade, read_recent, start_recent
 from mtkit.attention.contract import State
 from mtkit.attention.states import reorder
@@ -116,6 +117,26 @@ def test_the_loop_reads_the_rows_that_a_hypothesis_sees(hypotheses: int, scaled:
         torch.testing.assert_close(read, read_recent(exact, q, scaled=scaled), rtol=1e-4, atol=1e-4)
         index = torch.randint(hypotheses, (2, hypotheses))
         exact, state = (reorder(x, index) for x in (exact, state))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("by_loop", [False, True])
+def test_rows_in_bfloat16_are_summed_in_float32(by_loop: bool, scaled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_sums, "cached_is_faster", lambda *_: by_loop)
+    torch.manual_seed(7)
+    exact, like = start(2, 3, scaled), torch.zeros(1, dtype=torch.bfloat16)
+    state = start_recent(2, 3, like, groups=GROUPS, features=FEATURES, width=WIDTH, fading=scaled)
+    for _ in range(2 * BLOCK + 1):
+        shape = 2, GROUPS, 3
+        k, v, q = drawn(*shape, FEATURES).abs(), drawn(*shape, WIDTH), drawn(2, GROUPS, 2, 3, FEATURES).abs()
+        scale = drawn(*shape, 1) if scaled else None
+        exact = add_recent(exact, k, v, scale)
+        state = add_recent(state, k.float(), v.float(), None if scale is None else scale.float())
+        read, expected = read_recent(state, q.float(), scaled=scaled), read_recent(exact, q, scaled=scaled)
+        assert read.dtype == torch.float32
+        assert (read - expected).norm() < 0.01 * expected.norm()
+    assert state["past"]["shared"]["sums"].dtype == torch.float32
 
 
 def test_a_block_of_steps_costs_and_keeps_the_same_at_any_position() -> None:

@@ -15,26 +15,32 @@ S0, S1, S2, S3, K0, K1, K2, K3, K4 = (
 )  # fmt: skip
 
 
+@part
+def write_wave_row(row: Floats, factor: np.float32, out: Floats) -> None:
+    """`write_waves` of one row (D,)."""
+    width = len(row)
+    sines, cosines = out[:width], out[width:]
+    for j in range(width):
+        turns = np.float64(row[j]) * TURNS
+        quarters = np.floor(turns + 0.5)
+        r = np.float32((turns - quarters) * QUARTER)
+        square = r * r
+        sine = (((S3 * square + S2) * square + S1) * square + S0) * r
+        cosine = (((K4 * square + K3) * square + K2) * square + K1) * square + K0
+        place = np.int32(quarters)
+        first, second = (cosine, sine) if place & 1 else (sine, cosine)
+        sines[j] = factor * (-first if place & 2 else first)
+        cosines[j] = factor * (-second if (place + 1) & 2 else second)
+
+
 @compiled("float32[:, ::1], float32[:, ::1], float32")
 def write_waves(rows: Floats, out: Floats, factor: np.float32) -> None:
     """Write the sines, then the cosines of rows (M, D), times the factor, to out (M, 2 D).
 
     The error of a sine or cosine is at most 2e-7 for numbers up to 1e9 in size, and NaN if they are not finite.
     """
-    count, width = rows.shape
-    for i in range(count):
-        row, sines, cosines = rows[i], out[i, :width], out[i, width:]
-        for j in range(width):
-            turns = np.float64(row[j]) * TURNS
-            quarters = np.floor(turns + 0.5)
-            r = np.float32((turns - quarters) * QUARTER)
-            square = r * r
-            sine = (((S3 * square + S2) * square + S1) * square + S0) * r
-            cosine = (((K4 * square + K3) * square + K2) * square + K1) * square + K0
-            place = np.int32(quarters)
-            first, second = (cosine, sine) if place & 1 else (sine, cosine)
-            sines[j] = factor * (-first if place & 2 else first)
-            cosines[j] = factor * (-second if (place + 1) & 2 else second)
+    for i in range(len(rows)):
+        write_wave_row(rows[i], factor, out[i])
 
 
 @part

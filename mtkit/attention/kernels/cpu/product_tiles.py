@@ -4,7 +4,7 @@ Numba has no vector types, and the instructions that multiply bytes or bfloat16 
 loop is therefore written in LLVM's instructions, which are compiled together with the loops that call it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -112,7 +112,8 @@ def has_amx() -> bool:
     return _has_all(AMX) and torch.cpu._init_amx()
 
 
-def _has_all(wanted: Sequence[str]) -> bool:
+@cache
+def _has_all(wanted: tuple[str, ...]) -> bool:
     chosen = config.CPU_NAME is not None or config.CPU_FEATURES is not None  # by who set NUMBA_CPU_NAME
     features = binding.get_host_cpu_features()
     return not chosen and all(features.get(feature) for feature in wanted)
