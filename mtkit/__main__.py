@@ -1,5 +1,21 @@
-"""`python -m mtkit` is the `mtkit` command."""
+"""The `mtkit` command, which `python -m mtkit` is too."""
 
-from mtkit.cli.app import main
+import sys
 
-main()
+from mtkit.process import restart_without_cache
+
+AT_ONCE = {"-h", "--help", "--version"}
+"""Words of commands that only print; the start of another process would take a quarter of their time."""
+
+
+def main() -> None:
+    """Run the command line, except for short answers in a process with the memory settings of `mtkit.process`."""
+    if len(sys.argv) > 1 and AT_ONCE.isdisjoint(sys.argv):
+        restart_without_cache()
+    from mtkit.cli.app import main
+
+    main()
+
+
+if __name__ == "__main__":
+    main()

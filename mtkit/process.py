@@ -4,13 +4,33 @@ import atexit
 import ctypes
 import gc
 import os
-import platform
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
-MALLOPT = {-4: 0, -1: 2**31 - 1, -2: 2**26}
+MALLOPT = {-4: 0, -1: 2**31 - 1, -2: 2**26, 1: 0}
 """Parameters of mallopt(3), numbered as in malloc.h. M_MMAP_MAX: no block is mapped separately. M_TRIM_THRESHOLD: up to
-2 GiB stay free at the end of the heap. M_TOP_PAD: the heap grows by 64 MiB at a time."""
+2 GiB stay free at the end of the heap. M_TOP_PAD: the heap grows by 64 MiB at a time. M_MXFAST: no list of free small
+blocks, see `NO_CACHE`."""
+
+TUNABLES, NO_CACHE = "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"
+"""The environment variable of glibc's settings, and the one that turns off each thread's cache of free small blocks.
+Blocks in the cache are not joined with the free memory around them. The next large block then does not fit into the gap
+that an equally large one left, and the heap grows at each."""
+
+
+def restart_without_cache() -> None:
+    """Start the command of this process again with `NO_CACHE`, which glibc reads only when a process starts.
+
+    Returns if the setting is there, without glibc, and if the user set malloc options.
+    """
+    tunables = os.environ.get(TUNABLES, "")
+    if NO_CACHE in tunables or not _is_ours_to_set():
+        return
+    os.environ[TUNABLES] = f"{tunables}:{NO_CACHE}" if tunables else NO_CACHE
+    with suppress(OSError):
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def set_environment() -> None:
@@ -47,12 +67,27 @@ def keep_freed_memory() -> bool:
     page by page, which often takes longer than the arithmetic on it. The process keeps its memory until it exits; its
     peak is the same.
     """
-    user_set = any(name.startswith("MALLOC_") for name in os.environ)
-    user_set = user_set or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    if user_set or platform.libc_ver()[0] != "glibc":
+    if not _is_ours_to_set():
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return all([mallopt(parameter, value) == 1 for parameter, value in MALLOPT.items()])
+
+
+def release_freed_memory() -> None:
+    """Return freed memory to the system (malloc_trim(3)); without glibc, do nothing."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
+
+
+def _is_ours_to_set() -> bool:
+    """Return whether the C library is glibc and the user has not set its malloc options."""
+    try:
+        library = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except ValueError:
+        return False
+    by_user = os.environ.get(TUNABLES, "").replace(NO_CACHE, "")
+    named = any(name.startswith("MALLOC_") for name in os.environ)
+    return library.startswith("glibc") and not named and "malloc" not in by_user
 
 
 NEW_OBJECTS = 500_000
