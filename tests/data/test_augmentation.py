@@ -56,6 +56,8 @@ def test_only_sources_get_typing_errors(prepared: Prepared) -> None:
     assert [target for _, target in plain] == [target for _, target in drawn]
     changed = [one for (one, _), (other, _) in zip(drawn, plain, strict=True) if one != other]
     assert len(changed) > 0.7 * len(plain)  # an error may leave the word as it was
+    both = [source for source, _ in texts(prepared, augmented(prepared, capitals=1.0, typos=1.0))]
+    assert both == [source.upper() for source, _ in drawn]
 
 
 def test_draws_depend_on_the_row_the_copy_the_epoch_and_the_seed_only(prepared: Prepared) -> None:

@@ -124,6 +124,18 @@ def test_weights_say_how_often_an_epoch_goes_through_a_corpus(side: Side) -> Non
 
 
 @pytest.mark.usefixtures("windows")
+def test_half_of_a_small_corpus_is_another_half_each_epoch(side: Side) -> None:
+    small = replace(side, corpora=(np.arange(ROWS) >= ROWS - 40).astype(np.int16))  # less than a block
+    drawn = set[int]()
+    for epoch in range(5):
+        parts = parts_of(planned(small, epoch=epoch, weights=[1, 0.5], longest=1_024))
+        rows = np.concatenate([part.rows for part in parts])
+        assert (rows >= ROWS - 40).sum() == 20
+        drawn.update(rows[rows >= ROWS - 40].tolist())
+    assert len(drawn) > 30
+
+
+@pytest.mark.usefixtures("windows")
 def test_corpora_that_are_dealt_out_row_by_row_are_planned_too(side: Side) -> None:
     small = typical(900)
     drawn = np.concatenate([part.rows for part in parts_of(planned(mixed(small), weights=[1, 9, 0.5], longest=1_024))])

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from mtkit.text.corpora import (
     measure_file,
     name_of,
     number_documents,
+    plain_files,
     read_corpus,
 )
 
@@ -155,6 +157,13 @@ def test_odd_lines_are_counted_by_side_with_the_first_of_them(tmp_path: Path) ->
         "invisible": {"source": [1, 1_502]},
     }
     assert measure_corpus(pair(tmp_path, "b", "plain\n", "schlicht\n")).oddities == {}
+
+
+def test_lines_of_a_pipe_are_not_counted_in_advance(tmp_path: Path) -> None:
+    corpus = pair(tmp_path, "a", "a\n", "x\n")
+    assert plain_files(corpus) == [tmp_path / "a.en", tmp_path / "a.de"]
+    os.mkfifo(tmp_path / "pipe")
+    assert plain_files(corpus.model_copy(update={"source": tmp_path / "pipe"})) is None
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:

@@ -95,5 +95,7 @@ def test_some_scripts_tell_the_language() -> None:
         assert not lacks_spaces([" ".join(line) for line in lines])
     assert script_language(["안녕하세요. 반갑습니다."]) == "ko"
     assert script_language(["GPU 和 CPU 2.5"]) is None
+    assert script_language(["東京都新宿区西新宿二丁目の高層建築", "日本国憲法の前文"]) == "ja"
+    assert script_language(["我们去东京银座的时候吃了" * 3, "の"]) == "zh"  # one kana in a Chinese text
     for lines in (ENGLISH, ["안녕하세요. 반갑습니다."], ["Он пришёл."], [], ["", "。"]):
         assert not lacks_spaces(lines)

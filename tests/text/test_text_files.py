@@ -8,7 +8,7 @@ import pytest
 from mtkit.errors import DataError
 from mtkit.text import text_files
 from mtkit.text.corpora import measure_file
-from mtkit.text.text_files import Lines, Repairs, decode_lines, read_lines
+from mtkit.text.text_files import Lines, Repairs, Span, decode_lines, read_lines
 
 CONTENTS = pytest.mark.parametrize(
     ("content", "lines"),
@@ -95,6 +95,8 @@ def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
     for name in ("latin", "latin.gz"):
         with pytest.raises(DataError, match=rf"{name}, line 2: not UTF-8 \(byte 4 is 0xf6\)"):
             list(Lines(tmp_path / name))
+    with pytest.raises(DataError, match=r"latin, line 2: not UTF-8"):
+        list(Lines(tmp_path / "latin", span=Span(4, 10, before=1)))
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,11 @@ def test_folded_text_keeps_its_words(tokenizer: Tokenizer) -> None:
     np.testing.assert_allclose(found, word_shares(tokenizer, pieces, "the cat fish 犬", normalised=True), atol=1e-6)
 
 
-@pytest.mark.parametrize("text", ["the dog", "the \u00e9t\u00e9 dog", "\u732b the", "\u00e9t\u00e9 \u732b dog", "x"])
+@pytest.mark.parametrize(
+    "text",
+    # \u25a0 shares two bytes with sentencepiece's mark of a space
+    ["the dog", "the \u00e9t\u00e9 dog", "\u732b the", "\u00e9t\u00e9 \u732b dog", "x", "the \u25a0 dog"],
+)
 def test_an_unknown_word_of_a_tokenizer_of_words_spells_only_itself(tmp_path: Path, text: str) -> None:
     tokenizer = train_tokenizer(tmp_path / "m", ["the dog sees a cat"], TokenizerSettings(kind="words"))
     rows: list[list[float]] = []
