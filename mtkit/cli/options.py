@@ -52,7 +52,8 @@ SegmentScores = Annotated[
 
 def output_path(path: Path | None, default: str) -> Path:
     """Return the output file of a command. Raises: MtkitError as `check_outputs`."""
-    from mtkit.storage.files import check_outputs, inside
+    from mtkit.storage.files import inside
+    from mtkit.storage.outputs import check_outputs
 
     output = inside(Path(), default) if path is None else path
     check_outputs([output])

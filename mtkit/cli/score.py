@@ -220,7 +220,8 @@ def _score_texts(options: dict[str, Any]) -> str:
     from mtkit.evaluation.segment_scores import check_files, comet_models, named_files
     from mtkit.evaluation.side_scores import score_side
     from mtkit.evaluation.significance import TESTS
-    from mtkit.storage.files import check_outputs, json_text
+    from mtkit.storage.files import json_text
+    from mtkit.storage.outputs import check_outputs
 
     output: Path | None = options["output"]
     if output is not None:

@@ -211,7 +211,7 @@ def translate(
     from mtkit.recipe import DecodingSettings
     from mtkit.recipe.settings import with_method
     from mtkit.runs import find_runs
-    from mtkit.storage.files import check_outputs
+    from mtkit.storage.outputs import check_outputs
 
     decoding = nonempty(**{name: value for name, value in options.items() if name in DecodingSettings.model_fields})
     check_options(options, decoding)

@@ -25,8 +25,9 @@ from mtkit.decoding.word_alignment import Links, pharaoh
 from mtkit.decoding.word_scores import score_words
 from mtkit.errors import DataError, MtkitError, shown
 from mtkit.recipe import DecodingSettings
-from mtkit.storage.files import check_outputs, inside, is_device, json_text
+from mtkit.storage.files import inside, is_device, json_text
 from mtkit.storage.jobs import Item, Part, open_job
+from mtkit.storage.outputs import check_outputs
 from mtkit.terminal import Say, quiet
 from mtkit.text.markup import parse, restore
 from mtkit.text.text_files import Lines, Span

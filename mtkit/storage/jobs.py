@@ -26,7 +26,6 @@ from pydantic_core import from_json
 
 from mtkit.errors import DataError, MtkitError, cut
 from mtkit.storage.files import (
-    UNFINISHED,
     WriteError,
     finish,
     inside,
@@ -40,6 +39,9 @@ from mtkit.storage.files import (
 from mtkit.storage.journal import Finished, Journal, is_journal
 from mtkit.storage.records import record_bytes
 from mtkit.terminal import Say
+
+UNFINISHED = (".partial", ".partial.jsonl", ".partial.lock")
+"""Suffixes of an unfinished output's files: its text, its journal and its lock."""
 
 LISTED = 10
 """Missing parts that an error lists at most."""

@@ -22,7 +22,8 @@ from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
 from mtkit.recipe.settings import LIMITS
 from mtkit.runs import FORMAT, Origin, Run, can_resume
-from mtkit.storage.files import FILES_OF_RUNS, WriteError, inside, locked, write_json, write_text, writing
+from mtkit.storage.files import WriteError, inside, locked, write_json, write_text, writing
+from mtkit.storage.outputs import FILES_OF_RUNS
 from mtkit.storage.records import read_object
 from mtkit.storage.yaml_text import dump_yaml
 from mtkit.terminal import ProgressBar, Say
