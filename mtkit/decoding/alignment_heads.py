@@ -3,7 +3,7 @@
 Attention to the source is often on the word that a piece translates, in some layers and heads, either when the piece
 is predicted or a step later, when it is read (Chen et al., "Accurate Word Alignment Induction from Neural Machine
 Translation", EMNLP 2020, arXiv 2004.14837). Heads are therefore chosen on validation pairs: the largest weight of a
-target piece should lie on the source piece that translates it by IBM Model 1 (`mtkit.decoding.lexicon`).
+target piece should lie on the source piece that translates it by IBM Model 1 (`mtkit.decoding.ibm_model_1`).
 """
 
 from collections import Counter
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from mtkit.decoding.forced import Layers, over_segments
 from mtkit.decoding.held_out import HeldOut, held_out
-from mtkit.decoding.lexicon import Probabilities, learn_probabilities, training_text
+from mtkit.decoding.ibm_model_1 import Probabilities, learn_probabilities
+from mtkit.decoding.lexicon import training_text
 from mtkit.decoding.lines.segments import Segment, Source
 from mtkit.decoding.lines.source import SourceLines
 from mtkit.errors import MtkitError, RunError

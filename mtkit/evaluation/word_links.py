@@ -16,6 +16,7 @@ from unicodedata import category
 import numpy as np
 from numpy.typing import NDArray
 
+from mtkit.decoding.ibm_model_1 import expectation_maximisation
 from mtkit.evaluation.statistics import Numbers
 from mtkit.terminal import ProgressBar, silent
 from mtkit.text.words import words
@@ -100,14 +101,9 @@ def _learn(pairs: Sequence[tuple[Ids, Ids]], size: int, progress: ProgressBar) -
     cells = np.concatenate([_keys(source, target, size).ravel() for source, target in pairs])
     prior = np.concatenate([prior_of_places(len(source), len(target)).ravel() for source, target in pairs])
     sizes = np.concatenate([np.full(len(target), len(source) + 1) for source, target in pairs])
-    begins = np.cumsum(sizes) - sizes
     keys, cells = np.unique(cells, return_inverse=True)
-    likely = np.ones(len(keys))
-    for _ in progress(range(ITERATIONS), "learning word links", ITERATIONS):
-        share = likely[cells] * prior
-        share /= np.repeat(np.add.reduceat(share, begins), sizes)
-        counts = np.bincount(cells, weights=share)
-        likely = counts / np.bincount(keys // size, weights=counts)[keys // size]
+    iterations = progress(range(ITERATIONS), "learning word links", ITERATIONS)
+    likely, counts = expectation_maximisation(keys // size, cells, sizes, iterations, prior)
     of_targets = np.bincount(keys % size, weights=counts)
     return keys, likely, likely * counts / of_targets[keys % size]
 

@@ -12,7 +12,7 @@ import torch
 from mtkit.decoding import forced
 from mtkit.decoding.alignment_heads import FILE, Heads, best_heads, heads_for
 from mtkit.decoding.held_out import held_out
-from mtkit.decoding.lexicon import Probabilities, learn_probabilities
+from mtkit.decoding.ibm_model_1 import Probabilities, learn_probabilities
 from mtkit.errors import RunError
 from mtkit.runs import Run
 from mtkit.storage.files import digest

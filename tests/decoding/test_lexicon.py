@@ -15,13 +15,14 @@ from torch import Tensor
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.decoding import ibm_model_1
 from mtkit.decoding import lexicon as module
 from mtkit.decoding.engines.model_engine import SEARCHES, Ensemble, ModelEngine
 from mtkit.decoding.files import translate_side
 from mtkit.decoding.held_out import held_out
+from mtkit.decoding.ibm_model_1 import ITERATIONS
 from mtkit.decoding.lexicon import (
     FILE,
-    ITERATIONS,
     Lexicon,
     learn_lexicon,
     load_lexicon,
@@ -129,7 +130,7 @@ def test_names_have_the_piece_that_is_spelt_the_same(tmp_path: Path) -> None:
 def test_of_much_text_every_nth_pair_is_learned_from(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     side = trained.prepared.train
     cells = (side.source.lengths.astype(int) + 1) * side.target.lengths
-    monkeypatch.setattr(module, "CELLS", int(cells.sum()) - 1)
+    monkeypatch.setattr(ibm_model_1, "CELLS", int(cells.sum()) - 1)
     counts = np.bincount(np.concatenate([side.target[row] for row in range(0, len(side), 2)]))
     found = learn_lexicon(trained.prepared).frequent.tolist()
     assert [counts[piece] for piece in found] == sorted(counts, reverse=True)[:FEW]
@@ -246,11 +247,11 @@ def test_pairs_that_are_too_long_are_left_out(trained: Trained, monkeypatch: pyt
     side = trained.prepared.train
     longest = np.maximum(side.source.lengths, side.target.lengths)
     limit = int(np.median(longest))
-    monkeypatch.setattr(module, "LONGEST", limit)
+    monkeypatch.setattr(ibm_model_1, "LONGEST", limit)
     counts = np.bincount(np.concatenate([side.target[row] for row in np.flatnonzero(longest <= limit)]))
     found = learn_lexicon(trained.prepared).frequent.tolist()
     assert [counts[piece] for piece in found] == sorted(counts, reverse=True)[:FEW]
-    monkeypatch.setattr(module, "LONGEST", 1)
+    monkeypatch.setattr(ibm_model_1, "LONGEST", 1)
     with pytest.raises(DataError, match="too long to learn a lexicon from"):
         learn_lexicon(trained.prepared)
 
