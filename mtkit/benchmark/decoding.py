@@ -97,6 +97,22 @@ class OwnDecoder:
         return [Decoded(best.text, len(best.pieces)) for best, *_ in translations]
 
 
+def own_decoders(
+    run: Run,
+    model: Network,
+    arithmetics: Sequence[str],
+    sizes: Sequence[int] = (),
+    lexicons: Sequence[Lexicon | None] = (None,),
+) -> list[OwnDecoder]:
+    """Make a decoder of the run in each arithmetic with each lexicon. Raises: as `OwnDecoder`."""
+    settings = run.recipe.decoding
+    return [
+        OwnDecoder(run, model, settings, arithmetic, sizes, lexicon)
+        for arithmetic in arithmetics
+        for lexicon in lexicons
+    ]
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One run's model and its decoders."""

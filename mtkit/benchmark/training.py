@@ -22,7 +22,7 @@ from mtkit.recipe import Recipe
 from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.objective import LOSS
 from mtkit.training.optimizer import build_schedule
-from mtkit.training.precision import Precision, fast_and_repeatable
+from mtkit.training.precision import Precision, fast_and_repeatable, update_precisions
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 
@@ -67,12 +67,7 @@ class OwnTrainer:
         self.attention = label_attention(recipe)
         precision = precision or Precision(recipe.training.precision, world.device)
         self.precision = str(precision)
-        self.model: Network = build_model(
-            recipe,
-            source_vocabulary=prepared.tokenizers.source.size,
-            target_vocabulary=prepared.tokenizers.target.size,
-            tasks=len(prepared.directions),
-        ).to(world.device)
+        self.model: Network = build_model(recipe, **prepared.model_sizes).to(world.device)
         self._updater = Updater(self.model, recipe, world, precision)
         self._schedule = build_schedule(recipe.training, recipe.model.d_model)
         self._device, self._deterministic = world.device, recipe.training.deterministic
@@ -88,6 +83,19 @@ class OwnTrainer:
     def read_loss(self) -> float:
         """Return the loss from the running sums of the training."""
         return self._updater.read()[LOSS]
+
+
+def own_trainers(
+    recipes: Sequence[Recipe], prepared: Prepared, world: World, precisions: Sequence[str]
+) -> list[OwnTrainer]:
+    """Make a trainer for each recipe and each way to compute updates; `precisions` as in `training.precision`.
+
+    Raises: as `OwnTrainer`.
+    """
+    different = {
+        str(precision): precision for name in precisions for precision in update_precisions(name, world.device)
+    }
+    return [OwnTrainer(recipe, prepared, world, precision) for recipe in recipes for precision in different.values()]
 
 
 @dataclass(frozen=True)

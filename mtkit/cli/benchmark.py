@@ -26,21 +26,14 @@ from mtkit.cli.options import (
     parse_options,
     use_threads,
 )
-from mtkit.cli.progress import note, steps
-from mtkit.cli.translation import lexicon_for
+from mtkit.cli.progress import note, steps, through
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mtkit.benchmark.decoding import Candidate, Decoder
-    from mtkit.benchmark.training import OwnTrainer
-    from mtkit.data.prepared import Prepared
+    from mtkit.benchmark.decoding import Decoder
     from mtkit.decoding.lexicon import Lexicon
-    from mtkit.model.network import Network
-    from mtkit.recipe import Recipe
-    from mtkit.runs import Run
-    from mtkit.training.world import World
 
 Repeats = Annotated[int, Option(min=1, max=MOST, help="Measurements per case; the fastest counts.")]
 Output = Annotated[Path, Option(metavar="FOLDER", help="Output folder for table, JSON and picture.")]
@@ -122,7 +115,7 @@ def train(
     check_peers(programs, "train")
 
     from mtkit.benchmark.report import draw, outputs
-    from mtkit.benchmark.training import Plan, measure_training
+    from mtkit.benchmark.training import Plan, measure_training, own_trainers
     from mtkit.benchmark.training_report import as_object, bars, table
     from mtkit.data.prepared import open_prepared
     from mtkit.experiments.study import make_study
@@ -138,11 +131,10 @@ def train(
         common = {"recipe": None if recipe is None else str(recipe), "settings": overrides, "entries": mechanisms}
         study = make_study(common, options=options)
         recipes = [study.recipe(entry) for entry in study.entries]
-    joint = prepared.tokenizers.joint
-    recipes = [own.model_copy(update={"data": prepared.settings}).tied(joint=joint) for own in recipes]
+    recipes = [prepared.applied_to(own) for own in recipes]
     settings = recipes[0]
     with fixed_workspaces(settings.training.deterministic), World(device) as world:
-        trainers = _trainers(recipes, prepared, world, precisions or [settings.training.precision])
+        trainers = own_trainers(recipes, prepared, world, precisions or [settings.training.precision])
         own_precisions = dict.fromkeys(["float32", *(trainer.precision for trainer in trainers)])
         peers = peer_trainers(programs, settings, prepared, world, list(own_precisions))
         with steps("benchmark", "turn", show=world.first) as on_progress:
@@ -207,7 +199,7 @@ def decode(
       mtkit benchmark decode --dtype float32,bfloat16 --beside ctranslate2
       mtkit benchmark decode --name deep --name shallow --dtype int8 --shortlist 10
     """
-    from mtkit.benchmark.peers import check_peers
+    from mtkit.benchmark.peers import check_peers, peer_decoders
     from mtkit.recipe.settings import MOST_HYPOTHESES
     from mtkit.runs import find_runs
 
@@ -221,10 +213,11 @@ def decode(
                 f"{chosen.folder} translates {', '.join(chosen.directions)}; decode takes runs of one direction"
             )
 
-    from mtkit.benchmark.decoding import common_side, first_segments, measure_decoding
+    from mtkit.benchmark.decoding import Candidate, common_side, first_segments, measure_decoding, own_decoders
     from mtkit.benchmark.decoding_report import as_object, bars, table
     from mtkit.benchmark.report import draw, outputs
     from mtkit.data.prepared import open_prepared
+    from mtkit.decoding.lexicon import lexicon_for
     from mtkit.device import find_device
 
     use_threads(threads)
@@ -235,9 +228,13 @@ def decode(
     where = str(find_device(device))
     candidates = []
     for chosen, folder in zip(runs, folders, strict=True):
-        lexicons = [None, lexicon_for(chosen, folder, shortlist)] if shortlist else [None]
-        model, arithmetics = chosen.load_model(checkpoint, where), parse_names("--dtype", dtype)
-        candidates.append(_candidate(chosen, model, arithmetics, sizes, lexicons, programs, skip=len(runs) > 1))
+        lexicons: list[Lexicon | None] = [None]
+        if shortlist:
+            lexicons.append(lexicon_for(chosen, folder, say=note, progress=through).cut(shortlist))
+        model = chosen.load_model(checkpoint, where)
+        decoders: list[Decoder] = [*own_decoders(chosen, model, parse_names("--dtype", dtype), sizes, lexicons)]
+        decoders += peer_decoders(programs, chosen, model, lexicons, left_out=note if len(runs) > 1 else None)
+        candidates.append(Candidate(chosen, model, decoders))
     with steps("benchmark", "turn") as on_progress:
         measured = measure_decoding(candidates, texts, beams, repeats=repeats, on_progress=on_progress)
     _report(files, table(measured), as_object(measured), partial(draw, bars(measured)))
@@ -370,49 +367,3 @@ def _report(files: "Sequence[Path]", text: str, content: dict[str, Any], draw: "
 
     typer.echo(text)
     typer.echo(f"\n{write(files, text, content, draw)}")
-
-
-def _trainers(
-    recipes: "Sequence[Recipe]", prepared: "Prepared", world: "World", precisions: list[str]
-) -> "Sequence[OwnTrainer]":
-    """Make a trainer for each recipe and each way to compute updates. Raises: RecipeError, MtkitError."""
-    from mtkit.benchmark.training import OwnTrainer
-    from mtkit.training.precision import update_precisions
-
-    different = {
-        str(precision): precision for name in precisions for precision in update_precisions(name, world.device)
-    }
-    return [OwnTrainer(recipe, prepared, world, precision) for recipe in recipes for precision in different.values()]
-
-
-def _candidate(
-    run: "Run",
-    model: "Network",
-    arithmetics: list[str],
-    batch_sizes: list[int],
-    lexicons: "Sequence[Lexicon | None]",
-    programs: list[str],
-    *,
-    skip: bool,
-) -> "Candidate":
-    """Make a run's decoders, of mtkit and of other programs.
-
-    Raises: MtkitError for a program that does not support the model; with `skip`, a note reports it instead.
-    """
-    from mtkit.benchmark.decoding import Candidate, OwnDecoder
-    from mtkit.benchmark.peers import peer_decoders
-
-    settings = run.recipe.decoding
-    decoders: list[Decoder] = [
-        OwnDecoder(run, model, settings, arithmetic, batch_sizes, lexicon)
-        for arithmetic in arithmetics
-        for lexicon in lexicons
-    ]
-    for program in programs:
-        try:
-            decoders += peer_decoders(program, run, model, lexicons)
-        except MtkitError as error:
-            if not skip:
-                raise
-            note(f"{run.folder} is measured without {program}: {error}")
-    return Candidate(run, model, decoders)

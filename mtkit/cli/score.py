@@ -354,7 +354,6 @@ def _score_links(options: dict[str, Any]) -> str:
 
 def _link_runs(options: dict[str, Any]) -> "tuple[list[GoldLinks], list[str], list[list[set[Link]]]]":
     """Link the words of the annotated text by each run; return gold links, names of runs and their links."""
-    from mtkit.cli.translation import heads_for
     from mtkit.decoding.alignment import check_weights
     from mtkit.decoding.translator import Translator
     from mtkit.evaluation.gold_alignments import link_words, read_links
@@ -369,6 +368,6 @@ def _link_runs(options: dict[str, Any]) -> "tuple[list[GoldLinks], list[str], li
         chosen = {"checkpoint": options["checkpoint"], "device": options["device"], "engine": "mtkit"}
         translator = Translator([run], say=note, **chosen)
         check_weights(translator.network)
-        heads = heads_for(translator, run.recipe.data.folder)
+        heads = translator.word_heads(say=note, progress=through)
         systems.append(link_words(translator, heads, sources, targets, gold, direction=options["direction"], say=note))
     return gold, system_names(runs), systems

@@ -1,5 +1,6 @@
 """`mtkit serve`: translate over HTTP, with a page that shows translations and their attention."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -54,7 +55,6 @@ def serve(
     except ModuleNotFoundError as error:
         raise MtkitError(f"mtkit serve needs {error.name}; pip install 'mtkit[serve]'") from error
 
-    from mtkit.decoding import alignment_heads
     from mtkit.decoding.translator import Translator
     from mtkit.recipe import make_recipe, merged
     from mtkit.runs import find_runs
@@ -72,9 +72,5 @@ def serve(
     )
     limits = ServingLimits(wait, batch_pieces, queue, max_strings, max_characters, timeout)
 
-    def heads() -> alignment_heads.Heads:
-        """The attention heads that align the words of HTML; chosen for the first request if the run has none."""
-        (weights, *_), data = translator.identity["weights"], runs[0].recipe.data.folder
-        return alignment_heads.heads_for(runs[0], translator.network, weights, data, say=typer.echo)
-
-    run_server(Service(translator, heads), limits, host=host, port=port, say=typer.echo, names=allow_host or ())
+    service = Service(translator, partial(translator.word_heads, say=typer.echo))
+    run_server(service, limits, host=host, port=port, say=typer.echo, names=allow_host or ())

@@ -1,9 +1,10 @@
 """`mtkit translate`: translate the test sides, a file or standard input with a trained run, or with several as one."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -18,17 +19,16 @@ from mtkit.cli.options import (
     nonempty,
     use_threads,
 )
-from mtkit.cli.progress import counted, note
+from mtkit.cli.progress import counted, note, through
 from mtkit.cli.translation import (
     check_options,
     check_standard_output,
     choose_sides,
     count_lines,
-    heads_for,
     is_live,
     join_parts,
-    lexicon_for,
     load_translator,
+    open_optional,
     open_text,
     part_and_device,
     recipe_of,
@@ -38,8 +38,11 @@ from mtkit.terminal import stdout_width
 
 if TYPE_CHECKING:
     from mtkit.decoding.alignment_heads import Heads
+    from mtkit.decoding.files import Text
     from mtkit.decoding.held_out import HeldOut
+    from mtkit.decoding.lines.source import Directions
     from mtkit.decoding.translator import Translator
+    from mtkit.storage.jobs import Part
 
 SAMPLES = 3
 
@@ -206,7 +209,7 @@ def translate(
     """
     output = None if output == Path("-") and (input or target) else output
     options = dict(locals())  # all parameters, by name
-    from mtkit.decoding.files import force_file, translate_file
+    from mtkit.decoding.lexicon import lexicon_for
     from mtkit.decoding.translator import joins_documents
     from mtkit.recipe import DecodingSettings
     from mtkit.recipe.settings import with_method
@@ -240,47 +243,82 @@ def translate(
     if input is not None:
         translator.directions(direction, 0)  # raises an error before anything is read or learned
     if shortlist:
-        translator.shorten(lexicon_for(runs[0], prepared, shortlist), say=note)
-    heads = heads_for(translator, prepared) if alignments is not None or markup else None
-    if input is None and target is None:
+        lexicon = lexicon_for(runs[0], prepared, say=note, progress=through)
+        translator.shorten(lexicon.cut(shortlist), say=note)
+    heads = None
+    if alignments is not None or markup:
+        heads = translator.word_heads(prepared, say=note, progress=through)
+    if target is not None:
+        _score_target(translator, sides, options, joined=joined)
+    elif input is not None:
+        _translate_input(translator, options, heads, this_part, joined=joined)
+    else:
         _translate_sides(translator, sides, output, alignments, heads, joined=joined)
-        return
-    destination = sys.stdout.buffer if output is None else output
-    total = None if this_part else count_lines(input) if input is not None else len(sides[0].sources)
-    # no bar among translations that are printed on the terminal
-    with counted(None, "lines", total, show=output is not None or stdout_width() is None) as advance:
-        if target is not None:
-            side_documents = sides[0].documents if sides else None
-            if joined and sides and side_documents is None:
-                note(f"the side {sides[0].name} has no documents, so its lines are scored one by one")
-            ids = None if side_documents is None else list(map(str, side_documents.ids))
-            force_file(
-                translator,
-                sides[0].sources if input is None else open_text(input),
-                open_text(str(target)),
-                destination,
-                directions=sides[0].directions if input is None else direction,
-                documents=joined and (not sides or side_documents is not None),
-                document_ids=ids if document_ids is None else open_text(str(document_ids)),
-                words=word_scores,
-                say=note,
-                on_progress=advance,
-            )
-            return
+
+
+def _bar_of_lines(total: int | None, output: Path | None) -> AbstractContextManager[Callable[[int], object]]:
+    """Return a progress bar of lines, which is not shown among lines that are printed on the terminal."""
+    return counted(None, "lines", total, show=output is not None or stdout_width() is None)
+
+
+def _score_target(
+    translator: "Translator", sides: "Sequence[HeldOut]", options: Mapping[str, Any], *, joined: bool
+) -> None:
+    """Write the log-probabilities of --target given --input, or given the side if there is one."""
+    from mtkit.decoding.files import force_file
+
+    sources: Text
+    ids: Text | None
+    directions: Directions | str | None
+    total: int | None
+    if sides:
+        (side,) = sides
+        if joined and side.documents is None:
+            note(f"the side {side.name} has no documents, so its lines are scored one by one")
+        joined = joined and side.documents is not None
+        sources, directions, total = side.sources, side.directions, len(side.sources)
+        ids = None if side.documents is None else list(map(str, side.documents.ids))
+    else:
+        sources, directions, total = open_text(options["input"]), options["direction"], count_lines(options["input"])
+        ids = open_optional(options["document_ids"])
+    output = options["output"]
+    with _bar_of_lines(total, output) as advance:
+        force_file(
+            translator,
+            sources,
+            open_text(str(options["target"])),
+            sys.stdout.buffer if output is None else output,
+            directions=directions,
+            documents=joined,
+            document_ids=ids,
+            words=options["word_scores"],
+            say=note,
+            on_progress=advance,
+        )
+
+
+def _translate_input(
+    translator: "Translator", options: Mapping[str, Any], heads: "Heads | None", part: "Part | None", *, joined: bool
+) -> None:
+    """Translate --input, or a part of it, to --output; print notes on lines that need attention."""
+    from mtkit.decoding.files import translate_file
+
+    input, output = options["input"], options["output"]
+    with _bar_of_lines(count_lines(input) if part is None else None, output) as advance:
         notes = translate_file(
             translator,
-            open_text(str(input)),
-            destination,
-            direction=direction,
+            open_text(input),
+            sys.stdout.buffer if output is None else output,
+            direction=options["direction"],
             documents=joined,
-            document_ids=None if document_ids is None else open_text(str(document_ids)),
-            prefixes=None if prefix is None else open_text(str(prefix)),
-            scores=scores,
-            alignments=alignments,
+            document_ids=open_optional(options["document_ids"]),
+            prefixes=open_optional(options["prefix"]),
+            scores=options["scores"],
+            alignments=options["alignments"],
             heads=heads,
-            markup=markup,
-            live=is_live(str(input)),
-            part=this_part,
+            markup=options["markup"],
+            live=is_live(input),
+            part=part,
             say=note,
             on_progress=advance,
         )

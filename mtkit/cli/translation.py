@@ -1,4 +1,4 @@
-"""The steps of `mtkit translate`: checks of its options, its input, its parts, and what is learned at first use."""
+"""The steps of `mtkit translate`: checks of its options, its input, its settings, and its parts."""
 
 import os
 import stat
@@ -14,9 +14,7 @@ from mtkit.errors import MtkitError
 from mtkit.terminal import stderr_is_terminal
 
 if TYPE_CHECKING:
-    from mtkit.decoding.alignment_heads import Heads
     from mtkit.decoding.held_out import HeldOut
-    from mtkit.decoding.lexicon import Lexicon
     from mtkit.decoding.translator import Translator
     from mtkit.recipe import DecodingSettings, Recipe
     from mtkit.runs import Run
@@ -109,6 +107,11 @@ def open_text(name: str) -> Path | Iterable[str]:
     return decode_lines(read_lines(stdin), "standard input")
 
 
+def open_optional(path: Path | None) -> Path | Iterable[str] | None:
+    """Open the text of an option as `open_text`; None if the option is not given."""
+    return None if path is None else open_text(str(path))
+
+
 def count_lines(name: str) -> int | None:
     """The number of lines if a progress bar shows it and they can be read twice; otherwise None."""
     from mtkit.text.text_files import Lines
@@ -167,25 +170,6 @@ def choose_sides(
     return [held_out(prepared, name) for name in dict.fromkeys(names or prepared.tests or ["valid"])]
 
 
-def lexicon_for(run: "Run", data: Path, each: int) -> "Lexicon":
-    """The run's lexicon with `each` translations of a source piece; learned from prepared data if it has none.
-
-    Raises: MtkitError as `training_text`; RunError for a damaged lexicon.
-    """
-    from mtkit.cli.progress import through
-    from mtkit.decoding.lexicon import FILE, learn_lexicon, load_lexicon, save_lexicon, training_text
-
-    lexicon = load_lexicon(run)
-    if lexicon is None:
-        lexicon = learn_lexicon(training_text(run, data), through)
-        try:
-            save_lexicon(run, lexicon)
-            note(f"learned the lexicon from {data}; it is kept in {run.folder / FILE}")
-        except MtkitError as error:
-            note(f"{error}; the lexicon will be learned again next time")
-    return lexicon.cut(each)
-
-
 def load_translator(runs: "Sequence[Run]", settings: "DecodingSettings", options: Mapping[str, Any]) -> "Translator":
     """The translator of `mtkit translate`, whose options are given by their names in Python.
 
@@ -212,15 +196,6 @@ def load_translator(runs: "Sequence[Run]", settings: "DecodingSettings", options
     if options["alignments"] is not None or options["markup"]:
         translator.check_links()
     return translator
-
-
-def heads_for(translator: "Translator", data: Path) -> "Heads":
-    """The attention heads that align words for the translator's run. Raises: RunError for a damaged file of heads."""
-    from mtkit.cli.progress import through
-    from mtkit.decoding import alignment_heads
-
-    (run,), (weights,) = translator.runs, translator.identity["weights"]
-    return alignment_heads.heads_for(run, translator.network, weights, data, say=note, progress=through)
 
 
 def part_and_device(

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from mtkit.attention.kernels.cpu.int8 import check_int8
 from mtkit.decoding.alignment import Alignment, align, check_weights
-from mtkit.decoding.alignment_heads import Heads
+from mtkit.decoding.alignment_heads import Heads, heads_for
 from mtkit.decoding.contexts import Context, ContextLimits
 from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine, find_dtype
 from mtkit.decoding.engines.selection import make_ctranslate2_engine, uses_ctranslate2, with_lexicon
@@ -28,7 +29,7 @@ from mtkit.model.network import Model, Network
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 from mtkit.storage.files import digest
-from mtkit.terminal import Say, quiet
+from mtkit.terminal import ProgressBar, Say, quiet, silent
 from mtkit.text.tokenizer import Tokenizers
 
 
@@ -262,6 +263,15 @@ class Translator:
                 f"words are aligned with one translation per line, and decoding.n_best = {self.settings.n_best}; "
                 "set it to 1"
             )
+
+    def word_heads(self, data: Path | None = None, *, say: Say = quiet, progress: ProgressBar = silent) -> Heads:
+        """The heads that align words, chosen at first use by the prepared data; None: the run's. See `heads_for`.
+
+        Raises: MtkitError for an ensemble; RunError for a damaged file of heads.
+        """
+        run = self.runs[0]
+        folder = run.recipe.data.folder if data is None else data
+        return heads_for(run, self.network, self._weights[0], folder, say=say, progress=progress)
 
     def links(self, lines: SourceLines, translations: Sequence[Translation], heads: Heads) -> list[Links]:
         """The links between the words of each line and its translation, which `translate` returned."""

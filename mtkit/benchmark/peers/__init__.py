@@ -1,6 +1,6 @@
 """Other programs that mtkit is compared with if they are installed; mtkit needs none of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mtkit.model.network import Network
     from mtkit.recipe import Recipe
     from mtkit.runs import Run
+    from mtkit.terminal import Say
     from mtkit.training.world import World
 
 
@@ -77,16 +78,34 @@ def peer_trainers(
     ]
 
 
-def peer_decoders(name: str, run: "Run", model: "Network", lexicons: "Sequence[Lexicon | None]") -> "Iterator[Decoder]":
-    """Yield a program's decoders in each arithmetic of the model's device, CTranslate2's also with each lexicon.
+def peer_decoders(
+    names: Sequence[str],
+    run: "Run",
+    model: "Network",
+    lexicons: "Sequence[Lexicon | None]" = (None,),
+    left_out: "Say | None" = None,
+) -> "list[Decoder]":
+    """Make the programs' decoders in each arithmetic of the model's device, CTranslate2's also with each lexicon.
 
-    Raises: MtkitError if the program does not support the model.
+    `left_out` gets a message for a program that does not support the model; without it, the program is an error.
+
+    Raises: MtkitError for such a program.
     """
-    kind = _class(PEERS[name].decoder)
-    chosen = [(lexicon,) for lexicon in lexicons] if name == "ctranslate2" else [()]
-    for arithmetic in kind.arithmetics[model.output_weight.device.type]:
-        for lexicon in chosen:
-            yield kind(run, model, run.recipe.decoding, arithmetic, *lexicon)
+    decoders = []
+    for name in names:
+        kind = _class(PEERS[name].decoder)
+        chosen = [(lexicon,) for lexicon in lexicons] if name == "ctranslate2" else [()]
+        try:
+            decoders += [
+                kind(run, model, run.recipe.decoding, arithmetic, *lexicon)
+                for arithmetic in kind.arithmetics[model.output_weight.device.type]
+                for lexicon in chosen
+            ]
+        except MtkitError as error:
+            if left_out is None:
+                raise
+            left_out(f"{run.folder} is measured without {name}: {error}")
+    return decoders
 
 
 def _class(path: str) -> Any:
