@@ -31,7 +31,7 @@ from mtkit.experiments.pruning import Pruning
 from mtkit.experiments.setup import data_folders, set_up
 from mtkit.experiments.study import make_study, read_study
 from mtkit.model.build import label_attention
-from mtkit.recipe import Recipe, load_recipe, make_recipe, merged, overridden
+from mtkit.recipe import Recipe, load_recipe, merged, overridden
 from mtkit.recipe.settings import with_method
 from mtkit.runs import find_run, initial_run, named_run, resumable_folder, run_folder
 from mtkit.terminal import Say, quiet
@@ -122,7 +122,7 @@ class LoadedRun:
         translator = self.translator
         if settings:
             settings = with_method(settings)
-            chosen = make_recipe(merged(translator.runs[0].recipe.model_dump(), {"decoding": settings})).decoding
+            chosen = translator.runs[0].recipe.with_decoding(settings).decoding
             if ignored := chosen.without_effect(settings):
                 raise MtkitError(f'{ignored[0]} has no effect with method="{chosen.method}"; add method="{ignored[1]}"')
             translator = translator.with_settings(chosen)

@@ -78,8 +78,7 @@ def attend(
     from mtkit.decoding.translator import Translator
     from mtkit.runs import find_run
 
-    chosen = find_run(run, name)
-    translator = Translator([chosen], chosen.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
+    translator = Translator([find_run(run, name)], checkpoint=checkpoint, device=device, engine="mtkit")
     alignment = translator.align(source, target, direction=direction)
     if left_out := alignment.left_out():
         note(left_out)

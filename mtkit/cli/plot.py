@@ -113,8 +113,7 @@ def output(
     from mtkit.storage.files import json_text
 
     use_threads(threads)
-    chosen = find_run(run, name)
-    translator = Translator([chosen], chosen.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
+    translator = Translator([find_run(run, name)], checkpoint=checkpoint, device=device, engine="mtkit")
     predicted = translator.output_steps(source, target, top=top, direction=direction)
     if picture is None:
         typer.echo(json_text([asdict(step) for step in predicted], indent=2, ensure_ascii=False))

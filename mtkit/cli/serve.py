@@ -56,7 +56,6 @@ def serve(
         raise MtkitError(f"mtkit serve needs {error.name}; pip install 'mtkit[serve]'") from error
 
     from mtkit.decoding.translator import Translator
-    from mtkit.recipe import make_recipe, merged
     from mtkit.runs import find_runs
     from mtkit.serving.batcher import ServingLimits
     from mtkit.serving.service import Service
@@ -65,12 +64,11 @@ def serve(
     decoding: dict[str, Any] = {"n_best": 1}
     if beam is not None:
         decoding |= {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy", "coverage_penalty": 0.0}
-    settings = make_recipe(merged(runs[0].recipe.model_dump(), {"decoding": decoding})).decoding
+    settings = runs[0].recipe.with_decoding(decoding).decoding
     use_threads(threads)
     translator = Translator(
         runs, settings, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, forks=True, say=typer.echo
     )
     limits = ServingLimits(wait, batch_pieces, queue, max_strings, max_characters, timeout)
-
     service = Service(translator, partial(translator.word_heads, say=typer.echo))
     run_server(service, limits, host=host, port=port, say=typer.echo, names=allow_host or ())

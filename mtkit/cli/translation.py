@@ -130,10 +130,9 @@ def is_live(name: str) -> bool:
 
 def recipe_of(run: "Run", path: Path | None, decoding: dict[str, Any]) -> "Recipe":
     """The recipe at `path`, or else the run's, with decoding settings of the command line."""
-    from mtkit.recipe import load_recipe, make_recipe, merged
+    from mtkit.recipe import load_recipe
 
-    overrides = {"decoding": decoding}
-    recipe = load_recipe(path, overrides) if path else make_recipe(merged(run.recipe.model_dump(), overrides))
+    recipe = load_recipe(path, {"decoding": decoding}) if path else run.recipe.with_decoding(decoding)
     if ignored := recipe.decoding.without_effect(decoding):
         option, method = ignored[0].replace("_", "-"), ignored[1]
         raise MtkitError(f"--{option} has no effect with --method {recipe.decoding.method}; add --method {method}")

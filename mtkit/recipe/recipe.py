@@ -69,6 +69,10 @@ class Recipe(Settings):
             update["training"] = self.training.model_copy(update={"best_by": "exact"})
         return self.model_copy(update=update)
 
+    def with_decoding(self, settings: Mapping[str, Any]) -> "Recipe":
+        """Return the recipe with these decoding settings over its own. Raises: RecipeError for an invalid setting."""
+        return make_recipe(merged(self.model_dump(), {"decoding": settings}))
+
     @model_validator(mode="after")
     def _r_drop_has_dropout(self) -> Self:
         model, alpha = self.model, self.training.r_drop
