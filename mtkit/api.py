@@ -13,8 +13,8 @@ from mtkit.data.prepare import Report
 from mtkit.data.prepare import prepare as prepare_data
 from mtkit.data.prepared import open_prepared
 from mtkit.decoding.alignment import Alignment, align
-from mtkit.decoding.translate import Translation
 from mtkit.decoding.translated_text import with_translations
+from mtkit.decoding.translation import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.device import find_device
 from mtkit.errors import MtkitError

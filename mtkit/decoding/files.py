@@ -19,7 +19,7 @@ from mtkit.decoding.lines.chunks import chunks_of, live_chunks
 from mtkit.decoding.lines.notes import Listed, Notes
 from mtkit.decoding.lines.parts import begin_part, part_lines
 from mtkit.decoding.lines.source import Directions, ids_by_blank_lines
-from mtkit.decoding.translate import OnProgress, Translation
+from mtkit.decoding.translation import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
 from mtkit.decoding.word_alignment import Links, pharaoh
 from mtkit.decoding.word_scores import score_words

@@ -14,7 +14,8 @@ from mtkit.decoding.engines.model_engine import decoding_with
 from mtkit.decoding.lines.segments import Segment, Source
 from mtkit.decoding.lines.source import SourceLines
 from mtkit.decoding.parallel import map_batches
-from mtkit.decoding.translate import OnProgress, padded, tasks_of
+from mtkit.decoding.source_batches import padded, tasks_of
+from mtkit.decoding.translation import OnProgress
 from mtkit.errors import DataError
 from mtkit.model.layers import Weights
 from mtkit.model.network import Network, Output

@@ -20,7 +20,7 @@ from typing import Any
 
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.lines.source import Directions, Documents, SourceLines, TrainedOn, source_budget
-from mtkit.decoding.translate import Translation
+from mtkit.decoding.translation import Translation
 from mtkit.errors import DataError, did_you_mean, shown
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run

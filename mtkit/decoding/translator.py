@@ -21,7 +21,8 @@ from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import Directions, Documents, SourceLines, TrainedOn
 from mtkit.decoding.output_steps import Step, output_steps
 from mtkit.decoding.parallel import Workers
-from mtkit.decoding.translate import OnProgress, Translation, translate_lines
+from mtkit.decoding.translate import translate_lines
+from mtkit.decoding.translation import OnProgress, Translation
 from mtkit.decoding.word_alignment import Links, link_lines, link_targets
 from mtkit.device import find_device
 from mtkit.errors import MtkitError

@@ -17,7 +17,7 @@ from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.forced import Layers, check_pairs, over_segments
 from mtkit.decoding.lines.segments import Segment, Source, Window
 from mtkit.decoding.lines.source import SourceLines
-from mtkit.decoding.translate import Translation
+from mtkit.decoding.translation import Translation
 from mtkit.model.network import Network
 from mtkit.text.tokenizer import BREAK, EOS, Tokenizers
 from mtkit.text.words import word_shares, word_starts

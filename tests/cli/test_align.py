@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from mtkit.cli.align import _table
 from mtkit.cli.app import app
 from mtkit.decoding.alignment import Alignment
-from mtkit.decoding.translate import Translation
+from mtkit.decoding.translation import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.evaluation import plots

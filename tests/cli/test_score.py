@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mtkit.cli.app import app
 from mtkit.decoding.held_out import HeldOut, Speed, save
-from mtkit.decoding.translate import Translation
+from mtkit.decoding.translation import Translation
 from mtkit.errors import MtkitError
 from mtkit.runs import FORMAT, Run
 from tests.decoding.trained import make_run, sentences

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mtkit.cli.app import app
 from mtkit.decoding.held_out import HeldOut, Speed, save
-from mtkit.decoding.translate import Translation
+from mtkit.decoding.translation import Translation
 from mtkit.errors import DataError, MtkitError
 from mtkit.runs import FORMAT, Run
 from tests.evaluation.test_statistics import corpus

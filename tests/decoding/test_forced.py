@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mtkit.decoding.engines.model_engine import ModelEngine, forced_log_probs
 from mtkit.decoding.forced import force_lines
-from mtkit.decoding.translate import padded, translate_lines
+from mtkit.decoding.source_batches import padded
+from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings

@@ -8,7 +8,7 @@ import pytest
 
 from mtkit.decoding.held_out import HeldOut, Speed, held_out, n_best_lines, save
 from mtkit.decoding.lines.source import Documents
-from mtkit.decoding.translate import Translation
+from mtkit.decoding.translation import Translation
 from mtkit.errors import DataError, MtkitError
 from mtkit.evaluation.systems import run_sides
 from mtkit.runs import Run

@@ -29,7 +29,8 @@ from mtkit.decoding.lexicon import (
     save_lexicon,
     training_text,
 )
-from mtkit.decoding.translate import Translation, translate_lines
+from mtkit.decoding.translate import translate_lines
+from mtkit.decoding.translation import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.model.network import Model

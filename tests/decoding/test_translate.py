@@ -10,7 +10,8 @@ import torch
 from mtkit.decoding.contract import SourceBatch, StoppedError
 from mtkit.decoding.engines.model_engine import SEARCHES, ModelEngine
 from mtkit.decoding.lines.source import SourceLines
-from mtkit.decoding.translate import Translation, _join_parts, translate_lines
+from mtkit.decoding.translate import translate_lines
+from mtkit.decoding.translation import Translation, join_parts
 from mtkit.errors import MtkitError
 from mtkit.model.network import Model
 from mtkit.model.transformer import Transformer
@@ -174,7 +175,7 @@ def test_translations_of_a_line_of_several_parts_are_ordered_by_the_scores_of_th
     def part(*given: tuple[float, int]) -> list[Translation]:
         return [Translation(f"{each}", each / size, each, (7,) * (size - 1) + (EOS,)) for each, size in given]
 
-    found = _join_parts([part((-10.0, 20), (-1.2, 2)), part((-1.0, 10), (-1.1, 10))], DecodingSettings(n_best=2), " ")
+    found = join_parts([part((-10.0, 20), (-1.2, 2)), part((-1.0, 10), (-1.1, 10))], DecodingSettings(n_best=2), " ")
     assert [each.text for each in found] == ["-1.2 -1.1", "-10.0 -1.0"]
     assert [each.score for each in found] == pytest.approx([-2.3 / 12, -11 / 30])
 

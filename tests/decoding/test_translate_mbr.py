@@ -8,7 +8,8 @@ import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
 from mtkit.decoding.engines.model_engine import ModelEngine
-from mtkit.decoding.translate import Translation, _rerank, translate_lines
+from mtkit.decoding.translate import _rerank, translate_lines
+from mtkit.decoding.translation import Translation
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import Tokenizers

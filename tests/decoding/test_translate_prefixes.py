@@ -12,7 +12,7 @@ from mtkit.data.lengths import lengths_of
 from mtkit.decoding.files import translate_file
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import SourceLines, TrainedOn, Usual
-from mtkit.decoding.translate import Translation
+from mtkit.decoding.translation import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings

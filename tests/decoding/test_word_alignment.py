@@ -14,7 +14,7 @@ from mtkit.decoding.files import translate_file
 from mtkit.decoding.lines import chunks
 from mtkit.decoding.lines.segments import Source
 from mtkit.decoding.lines.source import Documents, SourceLines
-from mtkit.decoding.translate import BLANK, Translation
+from mtkit.decoding.translation import BLANK, Translation
 from mtkit.decoding.translator import Translator
 from mtkit.decoding.word_alignment import link_lines, pharaoh
 from mtkit.errors import MtkitError

@@ -16,7 +16,8 @@ from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.files import translate_side
 from mtkit.decoding.held_out import HeldOut
 from mtkit.decoding.lines.source import SourceLines, TrainedOn
-from mtkit.decoding.translate import Translation, translate_lines
+from mtkit.decoding.translate import translate_lines
+from mtkit.decoding.translation import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.recipe import make_recipe
 from mtkit.runs import Run

@@ -12,7 +12,7 @@ from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.decoding.held_out import Speed, held_out, save
 from mtkit.decoding.lines.source import SourceLines
-from mtkit.decoding.translate import Translation
+from mtkit.decoding.translation import Translation
 from mtkit.evaluation.side_scores import score_side
 from mtkit.evaluation.systems import run_sides
 from mtkit.recipe import make_recipe

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Self
 
-from mtkit.decoding.translate import Translation
+from mtkit.decoding.translation import Translation
 
 NAMED = 10
 """Maximum line numbers that a note lists."""

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from mtkit.decoding.contexts import ContextCounts, ContextLimits
 from mtkit.decoding.lines.chunks import chunks_of
-from mtkit.decoding.translate import OnProgress
+from mtkit.decoding.translation import OnProgress
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError
 from mtkit.evaluation.contrastive.files import ContrastiveFile, Item, Label

@@ -18,7 +18,8 @@ from mtkit.decoding.engines.model_engine import (
 )
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.search.beam import beam_search
-from mtkit.decoding.translate import padded, translate_lines
+from mtkit.decoding.source_batches import padded
+from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.recipe import DecodingSettings, make_recipe

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mtkit.decoding.lines.notes import Listed, Notes
-from mtkit.decoding.translate import Translation
+from mtkit.decoding.translation import Translation
 
 PLAIN = Translation("a", -1.0, -1.0, (5, 3))
 LINES = [

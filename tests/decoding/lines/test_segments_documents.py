@@ -11,7 +11,8 @@ from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lines.segments import Source, split_lines
 from mtkit.decoding.lines.source import Directions, Documents, SourceLines, TrainedOn, ids_by_blank_lines, source_budget
-from mtkit.decoding.translate import Translation, translate_lines
+from mtkit.decoding.translate import translate_lines
+from mtkit.decoding.translation import Translation
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import BREAK, EOS, Tokenizer, Tokenizers

@@ -3,7 +3,7 @@
 import torch
 
 from mtkit.decoding.lines.segments import Segment
-from mtkit.decoding.translate import make_batch
+from mtkit.decoding.source_batches import make_batch
 from mtkit.text.tokenizer import EOS, PAD
 
 
