@@ -13,6 +13,7 @@ from pydantic_core import from_json
 
 from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.contexts import ContextCounts, contexts_in_documents
+from mtkit.decoding.documents import joins_documents
 from mtkit.decoding.forced import Forced
 from mtkit.decoding.held_out import HeldOut, Speed, files_of, n_best_lines, save, scored_line
 from mtkit.decoding.lines.chunks import chunks_of, live_chunks
@@ -20,7 +21,7 @@ from mtkit.decoding.lines.notes import Listed, Notes
 from mtkit.decoding.lines.parts import begin_part, part_lines
 from mtkit.decoding.lines.source import Directions, ids_by_blank_lines
 from mtkit.decoding.translation import OnProgress, Translation
-from mtkit.decoding.translator import Translator, joins_documents
+from mtkit.decoding.translator import Translator
 from mtkit.decoding.word_alignment import Links, pharaoh
 from mtkit.decoding.word_scores import score_words
 from mtkit.errors import DataError, MtkitError, shown

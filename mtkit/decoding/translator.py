@@ -12,6 +12,7 @@ from mtkit.attention.kernels.cpu.int8 import check_int8
 from mtkit.decoding.alignment import Alignment, align, check_weights
 from mtkit.decoding.alignment_heads import Heads, heads_for
 from mtkit.decoding.contexts import Context, ContextLimits
+from mtkit.decoding.documents import document_pieces
 from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine, find_dtype
 from mtkit.decoding.engines.selection import make_ctranslate2_engine, uses_ctranslate2, with_lexicon
 from mtkit.decoding.forced import Forced, force_lines
@@ -63,26 +64,26 @@ class Translator:
             run.check_packages()
         self.runs, self.settings = runs, settings
         self._glossary: Glossary | None = None
-        self._trained_on, self._asked = TrainedOn.of(runs), (engine, find_dtype(dtype), find_device(device))
-        _, arithmetic, where = self._asked
-        if arithmetic == torch.int8:
-            check_int8(where)  # before models and text are read
+        self._trained_on = TrainedOn.of(runs)
+        self._engine_name, self._arithmetic, self._device = engine, find_dtype(dtype), find_device(device)
+        if self._arithmetic == torch.int8:
+            check_int8(self._device)  # before models and text are read
         for other in runs[1:]:
             _check_alike(runs[0], other)
-        elsewhere = uses_ctranslate2(engine, runs, settings, arithmetic, where)
+        with_ctranslate2 = self._uses_ctranslate2(settings)
         # a run that is still training may change "best" at any moment
         chosen = [run.checkpoint(checkpoint).name for run in runs]
-        models = [run.load_model(one, str(where)) for run, one in zip(runs, chosen, strict=True)]
-        for weights in (run.weights(one) for run, one in zip(runs, chosen, strict=True)):
-            if not weights.with_name("state.json").exists():
-                say(f"{weights} was not verified: it has no state.json with its checksum")
-        # before a continued training can remove the files
-        self._weights = [digest(run.weights(one)) for run, one in zip(runs, chosen, strict=True)]
+        models = [run.load_model(one, str(self._device)) for run, one in zip(runs, chosen, strict=True)]
+        files = [run.weights(one) for run, one in zip(runs, chosen, strict=True)]
+        for file in files:
+            if not file.with_name("state.json").exists():
+                say(f"{file} was not verified: it has no state.json with its checksum")
+        self._weights = [digest(file) for file in files]  # before a continued training can remove the files
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
-        workers = Workers.where_possible(where) if forks and not elsewhere else None
-        self.engine = ModelEngine(self.model, settings, arithmetic, workers=workers)
+        workers = Workers.where_possible(self._device) if forks and not with_ctranslate2 else None
+        self.engine = ModelEngine(self.model, settings, self._arithmetic, workers=workers)
         self._check_document_pieces()
-        if elsewhere:
+        if with_ctranslate2:
             self.engine = make_ctranslate2_engine(self.engine, runs[0], chosen[0], say=say)
             say(f"{self.engine.program} decodes (--engine {engine}); --engine mtkit decodes with mtkit's own search")
         elif workers is not None:
@@ -91,8 +92,8 @@ class Translator:
         self.about: dict[str, Any] = {
             "checkpoint": " + ".join(chosen),
             "engine": self.engine.program,
-            "device": str(where),
-            "dtype": dtype if arithmetic else "float32",
+            "device": str(self._device),
+            "dtype": dtype if self._arithmetic else "float32",
             "threads": torch.get_num_threads(),
             "shortlist": None,
             "settings": settings.model_dump(),
@@ -106,13 +107,16 @@ class Translator:
         Raises: MtkitError if the user named an engine that does not support them, and for more pieces of joined lines
         than the models can read.
         """
-        other, engine, (name, arithmetic, where) = copy(self), self.engine, self._asked
+        other, engine = copy(self), self.engine
         other.about = {**self.about, "settings": settings.model_dump()}
-        if engine is not engine.own and not uses_ctranslate2(name, self.runs, settings, arithmetic, where):
+        if engine is not engine.own and not self._uses_ctranslate2(settings):
             engine, other.about["engine"] = engine.own, engine.own.program
         other.settings, other.engine = settings, engine.with_settings(settings)
         other._check_document_pieces()
         return other
+
+    def _uses_ctranslate2(self, settings: DecodingSettings) -> bool:
+        return uses_ctranslate2(self._engine_name, self.runs, settings, self._arithmetic, self._device)
 
     def _check_document_pieces(self) -> None:
         pieces, longest = self.settings.document_pieces, self.engine.longest_source
@@ -127,7 +131,7 @@ class Translator:
 
         Raises: MtkitError as `mtkit.decoding.engines.selection.with_lexicon`, which calls `say`.
         """
-        self.engine = with_lexicon(self.engine, lexicon, self._asked[0], say=say)
+        self.engine = with_lexicon(self.engine, lexicon, self._engine_name, say=say)
         self.about |= {"shortlist": lexicon.each, "engine": self.engine.program}
 
     def require(self, glossary: Glossary) -> None:
@@ -139,7 +143,7 @@ class Translator:
             raise MtkitError(f"a glossary needs beam search, and decoding.method = {self.settings.method}")
         if self.about["shortlist"] is not None:
             raise MtkitError("a shortlist leaves out pieces that terms of the glossary need; leave one out")
-        if self._asked[0] == "ctranslate2":
+        if self._engine_name == "ctranslate2":
             raise MtkitError("CTranslate2 does not support a glossary; leave --engine out")
         self._glossary, self.engine = glossary, self.engine.own
         self.about |= {"glossary": glossary.size, "engine": self.engine.program}
@@ -314,53 +318,6 @@ class Translator:
         limits = ContextLimits.of(self.runs, direction or self.runs[0].directions[0])
         pieces = self.settings.document_pieces
         return limits if limits is None or pieces is None else replace(limits, pieces=pieces)
-
-
-def document_pieces(runs: Sequence[Run]) -> int | None:
-    """The maximum number of pieces in joined lines for these runs; None if one was not trained on documents."""
-    known = [run.document_pieces or 0 for run in runs]
-    return min(known) or None
-
-
-def joins_documents(
-    runs: Sequence[Run],
-    requested: bool | None,
-    settings: DecodingSettings,
-    *,
-    scores: bool = False,
-    prefixes: bool = False,
-    glossary: bool = False,
-    forced: bool = False,
-    say: Say,
-) -> bool:
-    """Whether lines of a document are translated together: as `requested`; None: if all runs were trained so.
-
-    Given translations (`forced`) are scored after the lines that precede them. `say` gets a message if the settings
-    or the options rule out the default.
-
-    Raises: MtkitError if they rule out the request, or if a run was not trained on documents.
-    """
-    trained = document_pieces(runs) is not None
-    if requested and not trained:
-        raise MtkitError("--documents needs a run trained on documents (data.documents in its recipe); leave it out")
-    if not trained or requested is False:
-        for name in ("context", "document_pieces"):
-            if value := getattr(settings, name):
-                reason = "leave out --sentences" if trained else "the run was not trained on documents"
-                raise MtkitError(f"decoding.{name} = {value} is for lines of a document: {reason}")
-    if not trained or requested is False:
-        return False
-    if forced:
-        return True
-    single = {"--scores": scores, "--prefix": prefixes, "--glossary": glossary}
-    single["--n-best above 1"] = settings.n_best > 1
-    for option, applies in single.items():
-        if applies and requested:
-            raise MtkitError(f"{option} needs lines that are translated one by one; give --sentences too")
-        if applies:
-            say(f"with {option}, lines are translated one by one, not by documents")
-            return False
-    return True
 
 
 def _check_alike(one: Run, other: Run) -> None:
