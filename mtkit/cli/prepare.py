@@ -103,8 +103,8 @@ def prepare(
     )
     from mtkit.data.encode import usable_cores
     from mtkit.data.prepare import prepare as prepare_data
-    from mtkit.data.prepare import prepare_part
     from mtkit.data.report import summary
+    from mtkit.data.training_side import prepare_part
     from mtkit.recipe import load_recipe
     from mtkit.recipe.settings import run_folder_of
     from mtkit.storage.jobs import Part

@@ -19,7 +19,7 @@ from typing import Self
 
 import numpy as np
 
-from mtkit.data.chunks import Chunk
+from mtkit.data.chunks import Chunk, SideText
 from mtkit.data.cleaning import pair_hashes
 from mtkit.errors import DataError
 from mtkit.text.languages import languages_of
@@ -28,6 +28,9 @@ from mtkit.text.segments import Ragged
 from mtkit.text.sentences import sentences
 from mtkit.text.tokenizer import Tokenizer, Tokenizers
 
+_ONE_PROCESS = 20_000
+"""Maximum segments for which one process is faster than starting several."""
+
 _SAMPLE = 1_000
 """Pairs of a chunk whose sentences are counted: a sample suffices and takes less time."""
 
@@ -35,6 +38,11 @@ _SAMPLE = 1_000
 def usable_cores() -> int:
     """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def encoding_processes(texts: Iterable[SideText], workers: int) -> int:
+    """Return the number of processes that encode the texts fastest: one for few segments, otherwise `workers`."""
+    return 1 if sum(text.pairs or sys.maxsize for text in texts) <= _ONE_PROCESS else workers
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,24 @@ CONTRASTIVE = "contrastive.jsonl"
 """File of the test sides' contrastive pairs, in the folder of prepared data."""
 
 
+def corpora_of(settings: DataSettings) -> Corpora:
+    """Return the corpora of each side; none for the built-in corpus."""
+    if settings.train:
+        for corpus in settings.train:
+            if corpus.translated_by is not None:
+                raise DataError(
+                    f"{corpus.source or corpus.target} is not translated by {corpus.translated_by} yet; call "
+                    "mtkit.decoding.translated_text.with_translations(settings) first"
+                )
+        return {"train": settings.train, "valid": settings.valid, **settings.test}
+    if settings.task is None and (settings.source_language, settings.target_language) != ("en", "de"):
+        raise DataError(
+            f"the built-in corpus translates en to de, not {settings.source_language} to {settings.target_language}; "
+            f"give your own text with --train and --valid"
+        )
+    return {}
+
+
 def identify(
     settings: DataSettings, facts: Mapping[str, Sequence[Facts]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
@@ -70,6 +88,18 @@ def prepared_by(settings: DataSettings) -> dict[str, Any]:
     if dumped["documents"] and not dumped["documents"]["whole"]:
         del dumped["documents"]["whole"]  # data of earlier versions has no such setting
     return {**dumped, "corpora": corpora}
+
+
+def join_changes(changes: Sequence[str]) -> str:
+    """Join differences for a message; fingerprints of inputs and groups of settings are only named."""
+    lines = []
+    for change in changes:
+        name, _, values = change.partition(": ")
+        if name.startswith("inputs."):
+            lines.append(f"{name.removeprefix('inputs.')}: other content")
+        else:
+            lines.append(f"{name.removeprefix('settings.')}: {'other settings' if '{' in values else values}")
+    return "; ".join(lines)
 
 
 def _names(side: str, corpora: Sequence[object]) -> list[str]:

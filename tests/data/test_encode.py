@@ -198,10 +198,10 @@ def test_an_error_in_a_process_is_raised_here_with_its_traceback(folder: Path) -
 
 UNGUARDED = """
 import mtkit
-import mtkit.data.prepare as preparing
+import mtkit.data.encode as encoding
 
 print("begun")
-preparing._ONE_PROCESS = 0
+encoding._ONE_PROCESS = 0
 given = {"builtin": {"train": 60, "valid": 5, "test": 5}, "tokenizer": {"vocabulary": 400}}
 report = mtkit.prepare({"data": given}, workers=2)
 print(report.folder, __file__.endswith("unguarded.py"), getattr(__spec__, "name", None))

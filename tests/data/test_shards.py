@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from mtkit.data.encode import Encoder
-from mtkit.data.prepare import prepare, prepare_part
+from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
+from mtkit.data.training_side import prepare_part
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import Cleaning, Corpus, DataSettings, TokenizerSettings
 from mtkit.storage.jobs import Part

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtkit.data import prepare as module
 from mtkit.data.lengths import lengths_of
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Side, open_prepared
@@ -145,7 +144,7 @@ def test_segments_of_a_document_are_joined_for_training_only(several: DataSettin
 
 def test_several_processes_write_the_same_files(several: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtkit.data.chunks._PAIRS", 9)
-    monkeypatch.setattr(module, "_ONE_PROCESS", 0)
+    monkeypatch.setattr("mtkit.data.encode._ONE_PROCESS", 0)
     other = several.model_copy(update={"folder": several.folder.with_name("other")})
     prepare(several, workers=1)
     prepare(other, workers=2)
