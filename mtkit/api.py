@@ -37,8 +37,8 @@ from mtkit.runs import find_run, initial_run, named_run, resumable_folder, run_f
 from mtkit.terminal import Say, quiet
 from mtkit.text.text_files import Lines
 from mtkit.text.tokenizer import EOS
-from mtkit.training.loop import train as run_training
 from mtkit.training.progress import Outcome
+from mtkit.training.train import train as run_training
 
 Settings = Recipe | Mapping[str, Any] | Path | str | None
 """A recipe: nested settings, the path of a YAML file, the name of a recipe that comes with mtkit, or None for the
@@ -208,7 +208,7 @@ def train(
     `init_from` is a run (name or folder) whose best weights initialise a new run. Its model and attentions are the
     defaults of the recipe, except for a `Recipe` object, which is complete. `say` receives lines for people.
 
-    Raises: as `mtkit.training.loop.train`, and DataError if the data is not prepared.
+    Raises: as `mtkit.training.train.train`, and DataError if the data is not prepared.
     """
     settings = _recipe(recipe, init_from, resumable_folder(name))
     folder = run_folder(label_attention(settings) if name is None else name)

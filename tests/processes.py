@@ -27,7 +27,7 @@ def together(processes: int, work: Callable[..., Found], *arguments: Any) -> lis
     gives can be pickled. Raises: AssertionError with the trace of the first that failed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mtkit.training.loop", "torch._dynamo"])
+    context.set_forkserver_preload(["mtkit.training.train", "torch._dynamo"])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE))
     told = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
     told["TORCHELASTIC_USE_AGENT_STORE"] = True

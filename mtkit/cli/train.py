@@ -145,8 +145,8 @@ def train(
 
     from mtkit.data.prepared import open_prepared
     from mtkit.model.build import label_attention
-    from mtkit.training.loop import train as run_training
     from mtkit.training.metrics import heard_or_not
+    from mtkit.training.train import train as run_training
 
     label = label_attention(settings)  # checks names, roles and options before any data is read
     folder = run_folder(label if name is None else name)

@@ -30,7 +30,7 @@ from mtkit.runs import Run
 from mtkit.storage.files import inside, write_json
 from mtkit.storage.records import read_object
 from mtkit.terminal import ProgressBar, Say, silent
-from mtkit.training.loop import train
+from mtkit.training.train import train
 
 
 @dataclass(frozen=True)

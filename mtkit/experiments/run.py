@@ -40,10 +40,10 @@ from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.storage.files import inside, write_json
 from mtkit.storage.records import Count, read_stored
-from mtkit.training.loop import train
 from mtkit.training.metrics import read_metrics
 from mtkit.training.precision import Precision
 from mtkit.training.progress import Progress
+from mtkit.training.train import train
 from mtkit.version import __version__
 
 LENGTHS = (100, 1_000)

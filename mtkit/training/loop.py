@@ -1,8 +1,7 @@
-"""The training loop: start or resume a run, update, validate, write checkpoints, and stop."""
+"""The training loop of one process: update, validate, write checkpoints, and stop."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -11,29 +10,22 @@ import numpy as np
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.evaluation.metrics import missing_tokenizer
-from mtkit.memory import OOM_ERRORS, forget_peak, in_words, is_oom, peak_bytes
-from mtkit.model.adaptation import frozen_state, train_in_part, trained_names
-from mtkit.model.build import build_model, describe_attention
-from mtkit.model.initial_embeddings import InitialEmbeddings
+from mtkit.memory import forget_peak
+from mtkit.model.adaptation import frozen_state, trained_names
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
-from mtkit.runs import Run, can_resume, initial_run
-from mtkit.terminal import ProgressBar, Say, quiet, silent
+from mtkit.runs import Run
+from mtkit.terminal import Say
 from mtkit.text.languages import languages_of
 from mtkit.training.checkpoint import Checkpoints, read_progress, verified_tensors
 from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.flops import flops_per_token
-from mtkit.training.metrics import Interval, Metrics, ProgressLine, heard_or_not
+from mtkit.training.metrics import Interval, Metrics, ProgressLine
 from mtkit.training.optimizer import build_schedule
-from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, why_not_exact
+from mtkit.training.precision import Precision, why_not_exact
 from mtkit.training.precision_choice import resolve_precision
 from mtkit.training.progress import ENDLESS, Interruption, Limits, Outcome, Progress
 from mtkit.training.run_folder import (
-    check_trained,
-    embed_word_vectors,
-    init_from_run,
-    lock_folder,
-    open_folder,
     record,
 )
 from mtkit.training.update import Updater
@@ -46,81 +38,8 @@ from mtkit.training.validation import (
 )
 from mtkit.training.world import World
 
-PREVIEWED, PREVIEW_SECONDS = 3, 10.0
-"""Minimum updates and seconds of a preview."""
-
 AGAIN = "the same command resumes it"
 """Advice printed after a signal."""
-
-
-def train(
-    recipe: Recipe,
-    prepared: Prepared,
-    folder: Path,
-    *,
-    command: Sequence[str],
-    device: str = "auto",
-    init_from: Run | None = None,
-    say: Say = quiet,
-    progress: ProgressBar = silent,
-    preview: bool = False,
-) -> Outcome:
-    """Train the recipe's model in the run folder, from the beginning or from its last checkpoint.
-
-    Under torchrun all processes train one model on the same global batches, and the first one writes. `command` is
-    recorded; `init_from` is a run whose best weights a new run starts with; `say` prints lines for the user; its
-    OSError is ignored. `progress` is for reading word vectors. With `preview`, a new run makes its first updates to
-    measure them; the folder is then of no further use.
-
-    Raises: RunError if the run in the folder has other settings, a checkpoint is damaged, the loss is not finite, or
-    a limit is reached before the first update; DataError without training pairs; RecipeError and MtkitError if the
-    model cannot be built or the device does not exist.
-    """
-    recipe = prepared.applied_to(recipe).for_task()
-    deterministic = recipe.training.deterministic
-    with (
-        fixed_workspaces(deterministic),
-        World(device) as world,
-        fast_and_repeatable(world.device, deterministic=deterministic),
-        Interruption() as interruption,
-    ):
-        say = heard_or_not(say) if world.first else quiet
-        say(describe_attention(recipe))
-        model = build_model(recipe, **prepared.model_sizes)
-        init_from = initial_run(recipe.training.init_from, folder) if init_from is None else init_from
-        embedded, random = list[InitialEmbeddings](), set[str]()
-        if not can_resume(folder):
-            bar = progress if world.first else silent
-            embedded = embed_word_vectors(model, recipe, prepared, init_from, say, bar)
-            if init_from is not None:
-                random = init_from_run(model, init_from, prepared, say)
-        train_in_part(model, recipe.training, recipe.seed)
-        if init_from is not None:
-            check_trained(model, random, init_from)
-        training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)
-        with lock_folder(folder) if world.first else nullcontext():
-            if world.first:
-                open_folder(
-                    folder,
-                    recipe,
-                    prepared,
-                    too_long=training.too_long,
-                    longest=training.longest,
-                    command=command,
-                    init_from=init_from,
-                )
-                if embedded:
-                    record(folder, "embeddings", [asdict(table) for table in embedded])
-            world.agree()  # the others wait until the folder is complete
-            try:
-                return training.preview() if preview else training.run()
-            except OOM_ERRORS as error:
-                if not is_oom(error):
-                    raise
-                raise RunError(
-                    f"out of memory on {world.device} at update {training.progress.update + 1}; "
-                    "halve --batch-tokens and double --accumulate, under another --name"
-                ) from error
 
 
 class Training:
@@ -164,9 +83,9 @@ class Training:
 
     def run(self) -> Outcome:
         """Train from the last checkpoint, or from the start, until a limit or a signal."""
-        self._set_limits()
+        self.set_limits()
         self._restore()
-        self._introduce()
+        self.introduce()
         begin, earlier = monotonic(), self.progress.seconds
         first = self.progress.update
         self.metrics = Metrics(self.folder, first, validated=self.checkpoints.validated) if self.world.first else None
@@ -196,35 +115,7 @@ class Training:
             if self.metrics is not None:
                 self.metrics.close()
 
-    def preview(self) -> Outcome:
-        """Make the first updates for some seconds, and print the time and memory that the training would take."""
-        self._set_limits()
-        self._introduce()
-        self.updater.dry_run(self.data.largest())  # later batches need no more memory
-        first, begin, stop, signal = self.progress, monotonic(), 0, 0
-        with closing(self.data.updates(0, 0)) as updates:
-            while not stop and not signal and not self.limits.reached(self.progress):
-                work, number = next(updates), self.progress.update + 1
-                if number == 2:  # libraries are initialised in the first
-                    first, begin = self.progress, monotonic()
-                self.updater.run(work, number, rate=self.schedule(number, 0.0), total_updates=number)
-                self.progress = self.progress.after_update(work.epoch, work.batch, work.tokens)
-                self.updater.first_failed()  # waits for the device
-                seconds = monotonic() - begin
-                enough = number >= PREVIEWED and seconds >= PREVIEW_SECONDS
-                stop, signal = map(int, self.world.agree(enough, self.interruption.signal or 0))
-        if made := self.progress.update - first.update:
-            tokens = (self.progress.tokens - first.tokens) / seconds
-            self.say(
-                f"{seconds / made:.3g} s per update and {tokens:,.0f} target tokens/s in {made} updates; "
-                f"peak memory {in_words(peak_bytes(self.world.device))}"
-            )
-            left = self.limits.seconds_left(Progress(), seconds / made)
-            spent = "no end" if left is None else f"{left / 60:,.1f} minutes"
-            self.say(f"estimate until {self.limits.describe()}, without validation and checkpoints: {spent}")
-        return Outcome(self.folder, self.progress, None, self.progress.update, signal or None)
-
-    def _set_limits(self) -> None:
+    def set_limits(self) -> None:
         """Choose the precision, and compute the limits of the training."""
         self.precision = resolve_precision(self.recipe, self.folder, self.model, self.data, self.world, self.say)
         self.updater.precision = self.precision
@@ -265,7 +156,7 @@ class Training:
                 "it must be one folder that all machines share"
             )
 
-    def _introduce(self) -> None:
+    def introduce(self) -> None:
         """Print sizes, precision, limits, and where training starts."""
         count = sum(parameter.numel() for parameter in self.model.parameters())
         trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
@@ -375,9 +266,10 @@ class Training:
 
     def _validation(self) -> Validation | None:
         """Validate the averaged weights if there are any. None after a signal, and on all processes but the first."""
-        of = (self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption, self.world)
         with self.updater.validation_weights():
-            return validate(*of)
+            return validate(
+                self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption, self.world
+            )
 
     def _save(self) -> None:
         """Write a checkpoint on the first process; the others wait, because a launcher may end it when they exit."""
@@ -404,20 +296,29 @@ class Training:
         if update == 0:
             raise RunError(f"{limit} was reached before the first update; raise that limit and repeat the command")
         if count > 0 and not self.checkpoints.is_averaged(count):
-            weights, updates = self.checkpoints.mean_of_last(count, trained_names(self.model))
-            self.updater.average = None  # validate this average instead of the moving one
-            self.updater.load({**frozen_state(self.model), **weights}, self.folder)
-            result = self._validation()
-            if result is not None:
-                bleu, nll, score = result.scores
-                better = self.progress.is_bettered_by(score, nll)
-                self.checkpoints.save_average(weights, updates=updates, bleu=bleu, nll=nll, score=score)
-                for line in result.lines(f"average of updates {', '.join(map(str, updates))}", better):
-                    self.line.say(line)
-            missing, signal = self.world.agree(self.world.first and result is None, self.interruption.signal or 0)
+            averaged = self._average_last(count)
+            missing, signal = self.world.agree(self.world.first and not averaged, self.interruption.signal or 0)
             if missing:
                 self.line.say(f"stopped before the last checkpoints were averaged; {AGAIN}")
                 return Outcome(self.folder, self.progress, None, update - first, int(signal))
         done = "is finished" if update > first else "was finished already"
         self.line.say(f"{self.folder} {done}: {limit} reached; to continue, raise that limit and repeat the command")
         return Outcome(self.folder, self.progress, limit, update - first)
+
+    def _average_last(self, count: int) -> bool:
+        """Validate and save the average of the last checkpoints.
+
+        Return whether it was saved, which the first process does unless a signal interrupts the validation.
+        """
+        weights, updates = self.checkpoints.mean_of_last(count, trained_names(self.model))
+        self.updater.average = None  # validate this average instead of the moving one
+        self.updater.load({**frozen_state(self.model), **weights}, self.folder)
+        result = self._validation()
+        if result is None:
+            return False
+        bleu, nll, score = result.scores
+        better = self.progress.is_bettered_by(score, nll)
+        self.checkpoints.save_average(weights, updates=updates, bleu=bleu, nll=nll, score=score)
+        for line in result.lines(f"average of updates {', '.join(map(str, updates))}", better):
+            self.line.say(line)
+        return True

@@ -41,7 +41,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def run(*arguments: str, stopped_by: int | None = None) -> Any:
         monkeypatch.setattr(Done, "signal", stopped_by)
         with monkeypatch.context() as patch:
-            patch.setattr("mtkit.training.loop.train", record)
+            patch.setattr("mtkit.training.train.train", record)
             patch.setattr("mtkit.data.prepared.open_prepared", opened)
             result = CliRunner().invoke(app, list(arguments))
         seen["output"] = result.output

@@ -9,8 +9,8 @@ from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.recipe import make_recipe
 from mtkit.recipe.data import DataSettings
-from mtkit.training.loop import train
 from mtkit.training.metrics import read_metrics
+from mtkit.training.train import train
 
 MODEL = {"d_model": 32, "heads": 4, "feed_forward": 64, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
 

@@ -21,7 +21,7 @@ from mtkit.decoding.translation import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.recipe import make_recipe
 from mtkit.runs import Run
-from mtkit.training.loop import train
+from mtkit.training.train import train
 
 TOGETHER = 5
 """Sentences of a line."""

@@ -12,7 +12,7 @@ from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.translate import translate_lines
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
-from mtkit.training.loop import train
+from mtkit.training.train import train
 from tests.gpu.check import Result, Setup, guarded
 from tests.gpu.training import builtin, own, small
 

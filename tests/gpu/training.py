@@ -24,9 +24,9 @@ from mtkit.terminal import Say
 from mtkit.training import loop
 from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.data_loader import DataLoader, UpdateBatches, count_tokens
-from mtkit.training.loop import train
 from mtkit.training.metrics import read_metrics
 from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, update_precisions
+from mtkit.training.train import train
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.gpu.check import Result, Setup, guarded

@@ -14,7 +14,7 @@ from mtkit.interchange.imports import import_marian
 from mtkit.recipe import load_recipe
 from mtkit.recipe.data import DataSettings
 from mtkit.runs import Run
-from mtkit.training.loop import train
+from mtkit.training.train import train
 
 pytest.importorskip("transformers")
 

@@ -3,8 +3,8 @@ from typing import Any
 
 from mtkit.data.prepared import Prepared
 from mtkit.recipe import Recipe, make_recipe, merged
-from mtkit.training.loop import train
 from mtkit.training.progress import Outcome
+from mtkit.training.train import train
 
 TINY: dict[str, Any] = {
     "model": {"d_model": 16, "heads": 2, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.2},

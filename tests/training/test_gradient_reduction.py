@@ -15,7 +15,7 @@ from mtkit.recipe import Recipe, make_recipe
 from mtkit.training import gradient_reduction
 from mtkit.training.checkpoint import read_progress, verified_tensors
 from mtkit.training.gradient_reduction import FlatReduction, OverlappedReduction, build_reduction
-from mtkit.training.loop import train
+from mtkit.training.train import train
 from mtkit.training.world import World
 from tests.processes import together
 from tests.training.conftest import TINY

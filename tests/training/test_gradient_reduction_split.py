@@ -18,8 +18,8 @@ from mtkit.recipe import make_recipe, merged
 from mtkit.text.tokenizer import BOS
 from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.data_loader import UpdateBatches
-from mtkit.training.loop import train
 from mtkit.training.precision import Precision
+from mtkit.training.train import train
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.processes import together

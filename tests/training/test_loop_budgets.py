@@ -12,8 +12,8 @@ from mtkit.recipe import Recipe, make_recipe
 from mtkit.training import loop
 from mtkit.training.checkpoint import read_progress
 from mtkit.training.flops import flops_per_token
-from mtkit.training.loop import train
 from mtkit.training.metrics import read_metrics
+from mtkit.training.train import train
 from tests.processes import together
 from tests.training.conftest import TINY, run, tiny
 from tests.training.test_loop import assert_same_numbers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mtkit.data.prepared import open_prepared
 from mtkit.recipe import load_recipe
-from mtkit.training.loop import train
+from mtkit.training.train import train
 from tests.training.conftest import TINY
 from tests.training.test_loop import assert_same_numbers
 

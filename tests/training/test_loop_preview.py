@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtkit.data.prepared import Prepared
-from mtkit.training import loop
+from mtkit.training import preview
 from mtkit.training.update import Updater
 from tests.training.conftest import run, tiny
 
@@ -25,7 +25,7 @@ def test_the_estimate_is_updates_times_seconds(
     tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With updates of 50 ms, of which the slow first does not count."""
-    monkeypatch.setattr(loop, "PREVIEW_SECONDS", 0.4)
+    monkeypatch.setattr(preview, "PREVIEW_SECONDS", 0.4)
     update = Updater.run
 
     def slow(self: Updater, work: Any, number: int, **rest: Any) -> None:
@@ -47,7 +47,7 @@ def test_the_estimate_is_updates_times_seconds(
 def test_limits_of_minutes_and_few_updates_hold(
     tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "PREVIEW_SECONDS", 0.0)
+    monkeypatch.setattr(preview, "PREVIEW_SECONDS", 0.0)
     said, made = previewed(tmp_path / "minutes", prepared, max_updates=10**9, max_minutes=7)
     assert made == 3
     assert said[-1].endswith(": 7.0 minutes")

@@ -9,7 +9,7 @@ from mtkit.data.prepared import Prepared, Side, open_prepared
 from mtkit.errors import DataError, MtkitError, RecipeError, RunError
 from mtkit.recipe.data import DataSettings
 from mtkit.runs import Run
-from mtkit.training.loop import train
+from mtkit.training.train import train
 from tests.training.conftest import run, tiny
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.training.checkpoint import Checkpoints
-from mtkit.training.loop import train
+from mtkit.training.train import train
 from tests.processes import together
 from tests.training.conftest import TINY
 

@@ -15,11 +15,11 @@ from mtkit.runs import Run
 from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.data_loader import DataLoader
 from mtkit.training.device_batch import DeviceBatch
-from mtkit.training.loop import train
 from mtkit.training.loss import r_drop_loss, token_loss
 from mtkit.training.metrics import read_metrics
 from mtkit.training.objective import DIVERGENCE, LOSS, NLL, REWARD, SEGMENTS, doubled
 from mtkit.training.precision import Precision
+from mtkit.training.train import train
 from mtkit.training.update import Updater
 from mtkit.training.validation import validation_loss
 from mtkit.training.world import World

@@ -11,8 +11,8 @@ import torch
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.runs import Run
-from mtkit.training.loop import train
 from mtkit.training.precision import fast_and_repeatable, fixed_workspaces, why_not_exact
+from mtkit.training.train import train
 from tests.training.conftest import tiny
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")

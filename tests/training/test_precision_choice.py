@@ -17,9 +17,9 @@ from mtkit.runs import Run
 from mtkit.training import precision_choice, update
 from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.data_loader import DataLoader
-from mtkit.training.loop import train
 from mtkit.training.precision import Precision, update_precisions
 from mtkit.training.precision_choice import LIMIT, measure_precisions
+from mtkit.training.train import train
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.processes import together

@@ -19,7 +19,7 @@ from mtkit.recipe import make_recipe
 from mtkit.runs import Run
 from mtkit.training import loop, validation
 from mtkit.training.checkpoint import read_progress
-from mtkit.training.loop import train
+from mtkit.training.train import train
 from mtkit.training.validation import Validation
 from tests.evaluation.unspaced import ENGLISH, RIGHT, WRONG
 from tests.training.conftest import tiny

@@ -14,7 +14,7 @@ import yaml
 from mtkit.data.prepared import Prepared
 from mtkit.recipe import load_recipe
 from mtkit.training.checkpoint import read_progress, verified_tensors
-from mtkit.training.loop import train
+from mtkit.training.train import train
 from tests.training.conftest import TINY
 
 ROOT = str(Path(__file__).parents[3])

@@ -1,0 +1,43 @@
+"""A preview of a training: its first updates, to estimate the time and memory that it needs."""
+
+from contextlib import closing
+from time import monotonic
+
+from mtkit.memory import in_words, peak_bytes
+from mtkit.training.loop import Training
+from mtkit.training.progress import Outcome, Progress
+
+PREVIEWED, PREVIEW_SECONDS = 3, 10.0
+"""Minimum updates and seconds of a preview."""
+
+
+def preview_training(training: Training) -> Outcome:
+    """Make the first updates for some seconds, and print the time and memory that the training would take.
+
+    The training is then of no further use.
+    """
+    training.set_limits()
+    training.introduce()
+    training.updater.dry_run(training.data.largest())  # later batches need no more memory
+    first, begin, stop, signal = training.progress, monotonic(), 0, 0
+    with closing(training.data.updates(0, 0)) as updates:
+        while not stop and not signal and not training.limits.reached(training.progress):
+            work, number = next(updates), training.progress.update + 1
+            if number == 2:  # libraries are initialised in the first
+                first, begin = training.progress, monotonic()
+            training.updater.run(work, number, rate=training.schedule(number, 0.0), total_updates=number)
+            training.progress = training.progress.after_update(work.epoch, work.batch, work.tokens)
+            training.updater.first_failed()  # waits for the device
+            seconds = monotonic() - begin
+            enough = number >= PREVIEWED and seconds >= PREVIEW_SECONDS
+            stop, signal = map(int, training.world.agree(enough, training.interruption.signal or 0))
+    if made := training.progress.update - first.update:
+        tokens = (training.progress.tokens - first.tokens) / seconds
+        training.say(
+            f"{seconds / made:.3g} s per update and {tokens:,.0f} target tokens/s in {made} updates; "
+            f"peak memory {in_words(peak_bytes(training.world.device))}"
+        )
+        left = training.limits.seconds_left(Progress(), seconds / made)
+        spent = "no end" if left is None else f"{left / 60:,.1f} minutes"
+        training.say(f"estimate until {training.limits.describe()}, without validation and checkpoints: {spent}")
+    return Outcome(training.folder, training.progress, None, training.progress.update, signal or None)
