@@ -16,19 +16,17 @@ from mtkit.decoding.alignment import Alignment, align
 from mtkit.decoding.translated_text import with_translations
 from mtkit.decoding.translation import Translation
 from mtkit.decoding.translator import Translator
-from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.evaluation.metrics import METRICS
 from mtkit.evaluation.scores import RESAMPLES, Score, score_corpus
-from mtkit.experiments.children import Children
-from mtkit.experiments.cluster import Cluster
 from mtkit.experiments.compare import compare as run_trials
 from mtkit.experiments.compare import outcome_of
 from mtkit.experiments.entries import split
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.outputs import write_outputs
+from mtkit.experiments.place import Place
 from mtkit.experiments.pruning import Pruning
-from mtkit.experiments.setup import data_folders, set_up
+from mtkit.experiments.setup import set_up
 from mtkit.experiments.study import make_study, read_study
 from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, load_recipe, merged, overridden
@@ -243,8 +241,6 @@ def compare(
     Raises: MtkitError for an invalid setting, if the folder has other settings, and if there is no such cluster;
     KeyboardInterrupt on Ctrl-C.
     """
-    import torch
-
     study_settings: dict[str, Any] = {}
     origin = None
     if isinstance(study, Mapping):
@@ -258,17 +254,10 @@ def compare(
     if entries:
         settings["entries"] = split(entries) if isinstance(entries, str) else list(entries)
     chosen, folder = make_study(merged(study_settings, settings), origin=origin), Folder(Path(out))
-    if ray is not None and jobs > 1:
-        raise MtkitError("jobs is for this machine; with ray, as many trials run as the cluster has room for")
-    place = device if ray is not None else str(find_device(device))
+    place = Place(device, threads, jobs, ray)
     plan, data = set_up(chosen, folder, say=say)
     folder.open(chosen)
-    runner: Cluster | Children
-    if ray is not None:
-        runner = Cluster(folder, place, threads, ray, data_folders(plan))
-    else:
-        runner = Children(folder, place, threads or max(torch.get_num_threads() // jobs, 1), jobs)
-    with runner:
+    with place.runner(folder, plan) as runner:
         stopped = run_trials(
             folder,
             plan,

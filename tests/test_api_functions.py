@@ -19,11 +19,11 @@ import pytest
 import torch
 
 import mtkit
-from mtkit import api
 from mtkit.decoding.alignment import align
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.scores import score_corpus
+from mtkit.experiments import place
 from mtkit.experiments.children import Children
 from mtkit.experiments.folder import Folder
 from mtkit.recipe import make_recipe, merged
@@ -271,7 +271,7 @@ def test_compare_gives_a_record_per_entry(tmp_path: Path, monkeypatch: pytest.Mo
     assert records == mtkit.compare(entries, recipe, seeds=[3], out="here", threads=1)
     with pytest.raises(mtkit.MtkitError, match="did you mean 'seeds'"):
         mtkit.compare(entries, recipe, seedz=2)
-    with pytest.raises(mtkit.MtkitError, match="jobs is for this machine; with ray"):
+    with pytest.raises(mtkit.MtkitError, match="a Ray cluster runs as many trials as it has room for"):
         mtkit.compare(entries, recipe, out="ray", jobs=2, ray="auto")
     assert not Path("ray").exists()
 
@@ -286,7 +286,7 @@ def test_compare_runs_on_a_ray_cluster(tmp_path: Path, monkeypatch: pytest.Monke
             super().__init__(folder, "cpu", 1, 1)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(api, "Cluster", Recorded)
+    monkeypatch.setattr(place, "Cluster", Recorded)
     mtkit.prepare(TINY)
     (record,) = mtkit.compare("full", TINY, ray="head:6379")
     assert record["entry"] == "full"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mtkit.experiments.folder import Folder
+    from mtkit.experiments.place import Place
     from mtkit.experiments.study import Study
 
 OUT = Path("mtkit-compare")
@@ -150,10 +151,12 @@ def compare(
             _join(folder, files)
         _print(folder, study_settings["columns"])
         return
+    from mtkit.experiments.place import Place
+
     chosen = _study(study_settings, parse_options(attention_option))
     if chosen.settings.tasks and data is not None:
         raise MtkitError("the study's tasks have their own data, in --output; leave --data out")
-    _run(chosen, folder, device=device, threads=threads, jobs=jobs, ray=ray, files=files)
+    _run(chosen, folder, Place(device, threads, jobs, ray), files)
 
 
 def _check_options(options: dict[str, Any], *, is_new: bool) -> None:
@@ -203,41 +206,21 @@ def _study(given: dict[str, Any], options: dict[str, Any]) -> "Study":
     return make_study(settings, options=options, origin=origin)
 
 
-def _run(
-    study: "Study",
-    folder: "Folder",
-    *,
-    device: str,
-    threads: int | None,
-    jobs: int,
-    ray: str | None,
-    files: list[Path],
-) -> None:
-    import torch
+def _run(study: "Study", folder: "Folder", place: "Place", files: list[Path]) -> None:
+    """Run the study's trials, after the rows of `files` are joined to the folder; print the results."""
     from tqdm import tqdm
 
-    from mtkit.device import find_device
-    from mtkit.experiments.children import Children
-    from mtkit.experiments.cluster import Cluster
     from mtkit.experiments.compare import compare as run
     from mtkit.experiments.compare import outcome_of
     from mtkit.experiments.outputs import write_outputs
     from mtkit.experiments.pruning import Pruning
-    from mtkit.experiments.setup import data_folders, set_up
+    from mtkit.experiments.setup import set_up
 
-    if ray is not None and jobs > 1:
-        raise MtkitError("--jobs is for this machine; with --ray, as many trials run as the cluster has room for")
-    chosen = device if ray is not None else str(find_device(device))
     plan, data = set_up(study, folder, progress=through, say=lambda line: typer.echo(line, err=True))
     folder.open(study)
     if files:
         _join(folder, files)
-    runner: Cluster | Children
-    if ray is not None:
-        runner = Cluster(folder, chosen, threads, ray, data_folders(plan))
-    else:
-        runner = Children(folder, chosen, threads or max(torch.get_num_threads() // jobs, 1), jobs)
-    with latest() as show, runner:
+    with latest() as show, place.runner(folder, plan) as runner:
 
         def done(name: str) -> None:
             folder.write_rows()

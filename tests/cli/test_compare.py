@@ -251,7 +251,7 @@ def test_folders_are_joined_and_printed(known: Any) -> None:
         (["--attention", "full", "--columns", "BLUE"], "did you mean 'BLEU'"),
         (["--attention", "full", "--columns", "loss@test"], "no column 'loss@test'"),
         (["--attention", "full", "--match", "size"], "match"),
-        (["--attention", "full", "--ray", "auto", "--jobs", "2"], "--jobs is for this machine"),
+        (["--attention", "full", "--ray", "auto", "--jobs", "2"], "leave out jobs"),
         (["--reproduce", "rows.jsonl"], "go together"),
         (["--row", "1"], "go together"),
         (["--reproduce", "rows.jsonl", "--row", "1"], "cannot read rows.jsonl"),
