@@ -161,6 +161,21 @@ class Merge(Slot):
         raise NotImplementedError
 
 
+class HeadResults(NamedTuple):
+    """What an attention computed for its heads from whole sequences; regularizers read it."""
+
+    inputs: Inputs
+    heads: Tensor
+    """(B, H, T, V) outputs of the heads before merging."""
+    values: Tensor
+    """(B, G, S, V)."""
+    weights: Tensor | None = None
+    """(B, H, T, S) before dropout, at least of `Regularizer.weighed_heads`; None if they were not needed."""
+    visible: Tensor | None = None
+    """True for the keys that the mechanism shows to a query, broadcastable to `weights`; None if it hides only padding
+    and the future."""
+
+
 class Regularizer(Slot):
     """A training loss on the values, weights or outputs of the heads."""
 
@@ -171,15 +186,8 @@ class Regularizer(Slot):
     reads_marks: bool = False
     """Whether it reads `inputs.context_marks`, so that the marks must be computed."""
 
-    def forward(
-        self, inputs: Inputs, heads: Tensor, values: Tensor, weights: Tensor | None, visible: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Return weighted losses, means per real token.
-
-        heads (B, H, T, V) outputs before merging; values (B, G, S, V); weights (B, H, T, S) before dropout, at least
-        of `weighed_heads`. visible broadcasts to weights and is True for the keys that the mechanism shows to a
-        query; None if it hides only padding and the future.
-        """
+    def forward(self, results: HeadResults) -> dict[str, Tensor]:
+        """Return weighted losses, means per real token."""
         raise NotImplementedError
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from mtkit.attention.contract import Attention, Inputs, Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.registry import fill
-from mtkit.attention.slots import SLOTS, Merge, Positions, Projection, Regularizer, Slot, combining
+from mtkit.attention.slots import SLOTS, HeadResults, Merge, Positions, Projection, Regularizer, Slot, combining
 from mtkit.errors import MtkitError
 
 
@@ -144,11 +144,11 @@ class HeadAttention(Attention):
         weights: Tensor | None = None,
         visible: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The losses of the regularizer, with the shapes of its `forward`; none outside training."""
+        """The losses of the regularizer, with the shapes of `HeadResults`; none outside training."""
         if self.regularizer is None or not self.training:
             return {}
-        result: dict[str, Tensor] = self.regularizer(inputs, heads, values, weights, visible)
-        return result
+        losses: dict[str, Tensor] = self.regularizer(HeadResults(inputs, heads, values, weights, visible))
+        return losses
 
     @property
     def regularizes_weights(self) -> bool:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Inputs, Site
+from mtkit.attention.contract import Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.options import LossWeight, SomeOf, parts
-from mtkit.attention.slots import Regularizer
+from mtkit.attention.slots import HeadResults, Regularizer
 
 TYPES = ("subspace", "position", "output")
 
@@ -40,10 +40,9 @@ class Disagreement(Regularizer):
         self.weight = weight
         self.needs_weights = "position" in self.types
 
-    def forward(
-        self, inputs: Inputs, heads: Tensor, values: Tensor, weights: Tensor | None, visible: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, results: HeadResults) -> dict[str, Tensor]:
         """Return {"disagreement": weight * the sum over the types}, averaged over the layers of the run."""
+        inputs, heads, values, weights, _ = results
         total = heads.new_zeros((), dtype=torch.float32)
         if "output" in self.types:
             total = total + _mean(_agreement(_directions(heads)), inputs.query_valid)

@@ -16,11 +16,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import Inputs, Site
+from mtkit.attention.contract import Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.marks import separators
 from mtkit.attention.options import CountsOf, LossWeight, Natural, Null, OneOf, counts, refused
-from mtkit.attention.slots import Regularizer
+from mtkit.attention.slots import HeadResults, Regularizer
 
 PATTERNS = {"self": 0, "next": 1, "prev": -1, "first": None}
 """Distance of each pattern's target from the query; None: the first token is the target of all queries."""
@@ -80,10 +80,9 @@ class Guided(Regularizer):
         left = (total_updates - update) / max(1, total_updates - self.hold)
         self.factor.fill_(min(1.0, max(0.0, left)) if self.decays else 1.0)
 
-    def forward(
-        self, inputs: Inputs, heads: Tensor, values: Tensor, weights: Tensor | None, visible: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, results: HeadResults) -> dict[str, Tensor]:
         """Return {"guided": weight * the sum over the patterns of means over heads and real rows}; layers add up."""
+        inputs, weights, visible = results.inputs, results.weights, results.visible
         if weights is None or not self.needs_weights:
             return {}
         batch, _, length, _ = weights.shape

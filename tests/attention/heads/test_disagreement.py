@@ -9,6 +9,7 @@ from torch import Tensor
 from mtkit.attention import build
 from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.heads.disagreement import Disagreement
+from mtkit.attention.slots import HeadResults
 from mtkit.errors import MtkitError
 
 VALID = torch.tensor([[True] * 6, [True] * 2 + [False] * 4])
@@ -30,7 +31,7 @@ def loss(
     nothing = torch.full((2, 4, 6, 8), float("nan"))
     given = [nothing if each is None else each for each in (heads, values)]
     inputs = Inputs(torch.zeros(2, 6, 32), query_valid=valid)
-    losses = Disagreement(Site("encoder", 32, 4), types=types)(inputs, *given, weights)
+    losses = Disagreement(Site("encoder", 32, 4), types=types)(HeadResults(inputs, *given, weights))
     return losses["disagreement"].item()
 
 

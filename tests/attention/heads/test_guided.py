@@ -11,6 +11,7 @@ from mtkit.attention import build
 from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.heads.guided import Guided
 from mtkit.attention.marks import marks_from
+from mtkit.attention.slots import HeadResults
 from tests.attention.small import refusals
 from tests.contract.counting import Count
 
@@ -31,7 +32,8 @@ def loss(patterns: str, weights: Tensor, valid: Tensor | None = None, visible: T
     """Of weights (B, H, T, T) alone, summed over keys, at weight 1."""
     guided = Guided(Site("encoder", 32, 4), patterns=patterns, **{"weight": 1.0, "reduction": "row"} | how)
     nothing = torch.full((2, 4, 6, 8), float("nan"))
-    return guided(Inputs(torch.zeros(2, 6, 32), query_valid=valid), nothing, nothing, weights, visible)["guided"]
+    inputs = Inputs(torch.zeros(2, 6, 32), query_valid=valid)
+    return guided(HeadResults(inputs, nothing, nothing, weights, visible))["guided"]
 
 
 def pointing(offset: int | None, length: int = 6) -> Tensor:
@@ -90,10 +92,11 @@ def test_separators_that_a_row_sees_share_its_weight(role: str, reduction: str) 
     alone = Guided(Site(role, 32, 4), patterns="self:1", weight=1.0, reduction=reduction)
     heads = torch.zeros(2, 4, 6, 8)
     inputs = Inputs(torch.zeros(2, 6, 32), query_valid=VALID)
-    others = alone(inputs, heads, heads, weights, near)["guided"]
-    marked = guided(replace(inputs, query_marks=marks), heads, heads, weights, near)["guided"]
+    results = HeadResults(inputs, heads, heads, weights, near)
+    others = alone(results)["guided"]
+    marked = guided(results._replace(inputs=replace(inputs, query_marks=marks)))["guided"]
     torch.testing.assert_close(marked, others + sum(rows) / len(rows))
-    torch.testing.assert_close(guided(inputs, heads, heads, weights, near)["guided"], others)
+    torch.testing.assert_close(guided(results)["guided"], others)
 
 
 def test_rows_whose_target_is_not_shown_count_nowhere() -> None:
