@@ -20,14 +20,16 @@ from mtkit.text.languages import languages_of
 from mtkit.training.checkpoint import Checkpoints, read_progress, verified_tensors
 from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.flops import flops_per_token
+from mtkit.training.interruption import Interruption
+from mtkit.training.limits import ENDLESS, Limits
 from mtkit.training.metrics import Interval, Metrics, ProgressLine
-from mtkit.training.optimizer import build_schedule
 from mtkit.training.precision import Precision, why_not_exact
 from mtkit.training.precision_choice import resolve_precision
-from mtkit.training.progress import ENDLESS, Interruption, Limits, Outcome, Progress
+from mtkit.training.progress import Outcome, Progress
 from mtkit.training.run_folder import (
     record,
 )
+from mtkit.training.schedule import build_schedule
 from mtkit.training.update import Updater
 from mtkit.training.validation import (
     Validation,

@@ -1,114 +1,16 @@
-"""The learning rate, the optimisers and their state, clipping, and averages of weights.
+"""The optimisers and their state, clipping, and steps."""
 
-Schedules: noam is Vaswani et al. (2017), section 5.3: f d^-1/2 min(s^-1/2, s w^-3/2) for update s = 1, 2, ... and w
-warm-up updates; with its peak f (d w)^-1/2 it is the same curve as inverse-sqrt. The cosine is Loshchilov and Hutter's
-(2017), one half period down to 0. The cooldown is the linear one of Zhai et al. (2022).
-"""
-
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from inspect import unwrap
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from mtkit.errors import RecipeError, RunError
+from mtkit.errors import RunError
 from mtkit.recipe import TrainingSettings
-from mtkit.recipe.settings import LIMITS
-from mtkit.training.gradient_reduction import complete_tensor, is_sharded, shard_like
+from mtkit.training.gradient_reduction import complete_tensor, shard_like
 from mtkit.training.precision import Precision
-
-Schedule = Callable[[int, float], float]
-"""The rate of update 1, 2, ..., given the share of training done before it, 0 to 1 (`Limits.done`)."""
-
-
-def build_schedule(settings: TrainingSettings, d_model: int) -> Schedule:
-    """The schedule of a recipe. Raises: RecipeError if it depends on the end of training and no limit is set."""
-    if not settings.limits and (settings.schedule == "cosine" or settings.cooldown > 0):
-        what = "schedule = cosine" if settings.schedule == "cosine" else f"cooldown = {settings.cooldown}"
-        *names, last = LIMITS
-        raise RecipeError(f"training.{what} needs a limit of training: set {', '.join(names)} or {last}")
-    warmup, peak = settings.warmup_updates, settings.peak_rate
-    if settings.schedule == "noam":
-        peak *= (d_model * max(warmup, 1)) ** -0.5
-    begin = 1.0 - settings.cooldown
-
-    def rate(update: int, done: float) -> float:
-        value = peak * min(1.0, update / max(warmup, 1))
-        if settings.schedule == "cosine":
-            value *= _half_cosine(update, done, warmup)
-        else:
-            value *= math.sqrt(max(warmup, 1) / max(update, warmup, 1))
-        if settings.cooldown > 0:
-            value *= min(1.0, (1.0 - done) / settings.cooldown) if done > begin else 1.0
-        return max(value, 0.0)
-
-    return rate
-
-
-def _half_cosine(update: int, done: float, warmup: int) -> float:
-    """1 at the end of the warm-up, 0 at the end of training."""
-    if update <= warmup:
-        return 1.0
-    # the warm-up's share of training, estimated from the pace so far; exact if training is limited by updates
-    start = min(done * warmup / max(update - 1, 1), 1.0)
-    return 0.5 * (1.0 + math.cos(math.pi * min((done - start) / max(1.0 - start, 1e-9), 1.0)))
-
-
-class MovingAverage:
-    """The exponential moving average of a model's trained parameters (Polyak and Juditsky, 1992).
-
-    The decay at update u is at most (1 + u) / (10 + u), so that the random start is forgotten early.
-    """
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self._decay = decay
-        self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self.weights = {name: parameter.detach().clone() for name, parameter in self._named.items()}
-
-    @torch.no_grad()
-    def follow(self, update: int) -> None:
-        """Move towards the parameters after an update."""
-        decay = min(self._decay, (1 + update) / (10 + update))
-        parameters = [parameter.detach() for parameter in self._named.values()]
-        torch._foreach_lerp_(list(self.weights.values()), parameters, 1.0 - decay)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Inside, the model computes with the averaged weights; unsharded weights are not copied."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        for name, parameter in self._named.items():
-            average = self.weights[name]
-            if is_sharded(parameter):
-                # full weights are gathered from the shard's memory, so its values are exchanged
-                weights, averages = (tensor.to_local().detach() for tensor in (parameter, average))  # type: ignore[attr-defined]
-                copy = weights.clone()
-                weights.copy_(averages)
-                averages.copy_(copy)
-            else:
-                self.weights[name] = parameter.data
-                parameter.data = average
-
-
-def mean_weights(checkpoints: Iterable[Mapping[str, Tensor]], parameters: Collection[str]) -> dict[str, Tensor]:
-    """The mean over checkpoints of each tensor that `parameters` names, summed in float64; others are the last one's.
-
-    The mean of other tensors, such as random numbers, may be invalid. One checkpoint is in memory at a time.
-    """
-    total: dict[str, Tensor] = {}
-    for count, last in enumerate(checkpoints, 1):  # noqa: B007
-        for name in parameters:
-            total[name] = total[name] + last[name] if name in total else last[name].double()
-    return {name: (total[name] / count).to(last[name].dtype) if name in total else last[name] for name in last}
-
 
 MOMENTUM = 0.95
 """m."""

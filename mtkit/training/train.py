@@ -15,11 +15,12 @@ from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume, initial_run
 from mtkit.terminal import ProgressBar, Say, quiet, silent
+from mtkit.training.interruption import Interruption
 from mtkit.training.loop import Training
 from mtkit.training.metrics import heard_or_not
 from mtkit.training.precision import fast_and_repeatable, fixed_workspaces
 from mtkit.training.preview import preview_training
-from mtkit.training.progress import Interruption, Outcome
+from mtkit.training.progress import Outcome
 from mtkit.training.run_folder import (
     check_trained,
     embed_word_vectors,

@@ -33,9 +33,10 @@ from mtkit.storage.files import json_text
 from mtkit.terminal import Say, shortened
 from mtkit.text.languages import installed_tokenizer, languages_of
 from mtkit.training.device_batch import DeviceBatch
+from mtkit.training.interruption import Interruption
 from mtkit.training.loss import token_loss
 from mtkit.training.precision import Precision
-from mtkit.training.progress import Interruption, Progress
+from mtkit.training.progress import Progress
 from mtkit.training.world import World
 
 

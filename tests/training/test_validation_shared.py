@@ -10,8 +10,8 @@ from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.training import validation
+from mtkit.training.interruption import Interruption
 from mtkit.training.precision import Precision
-from mtkit.training.progress import Interruption
 from mtkit.training.train import train
 from mtkit.training.world import World
 from tests.processes import together

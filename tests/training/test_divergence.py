@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from mtkit.training.progress import Divergence, Progress
+from mtkit.training.divergence import Divergence
+from mtkit.training.progress import Progress
 
 
 def follow(losses: list[float], progress: Progress | None = None, begin: int = 1) -> Divergence:

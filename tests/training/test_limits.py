@@ -1,13 +1,10 @@
-import os
-import signal
-import threading
-
 import pytest
 
 from mtkit.attention.contract import Site
 from mtkit.attention.heads.guided import Guided
 from mtkit.recipe import TrainingSettings
-from mtkit.training.progress import ENDLESS, Interruption, Limits, Progress
+from mtkit.training.limits import ENDLESS, Limits
+from mtkit.training.progress import Progress
 
 FLOPS_PER_TOKEN = 500.0
 
@@ -96,32 +93,3 @@ def test_large_numbers_are_written_out() -> None:
     assert long.describe() == "1,234,567 updates or 10,080.5 minutes"
     assert long.reached(Progress(update=1_234_567)) == "max_updates = 1,234,567"
     assert limits(max_updates=1_000_000).describe() == "1,000,000 updates"
-
-
-def test_the_first_signal_is_a_wish_and_a_later_one_acts_as_usual(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    with Interruption() as interruption:
-        os.kill(os.getpid(), signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)  # the same, once more
-        signal.raise_signal(signal.SIGINT)
-        assert interruption.signal == signal.SIGINT
-        monkeypatch.setattr("mtkit.training.progress.SAME_SECONDS", 0.0)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-
-def test_outside_the_main_thread_signals_are_left_alone() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    seen = []
-
-    def work() -> None:
-        with Interruption() as interruption:
-            seen.append((signal.getsignal(signal.SIGTERM), interruption.signal))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [(before, None)]
