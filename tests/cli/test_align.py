@@ -12,7 +12,7 @@ from mtkit.decoding.alignment import Alignment
 from mtkit.decoding.translation import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
-from mtkit.evaluation import plots
+from mtkit.evaluation import attention_maps
 from mtkit.text.tokenizer import EOS
 from tests.decoding.trained import make_run
 
@@ -104,10 +104,10 @@ def test_a_row_of_maps_is_a_layer_that_has_weights(tmp_path: Path, monkeypatch: 
     """The cells of each map are the weights of its head, under its name; layers without weights have no row."""
     pytest.importorskip("matplotlib")
     drawn: list[Any] = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure) or True)
+    monkeypatch.setattr(attention_maps, "save_figure", lambda figure, path: drawn.append(figure) or True)
     cross, encoder = torch.rand(2, 3, 2), torch.rand(1, 2, 2)
     aligned = Alignment(["犬", "</s>"], ["the", "dog", "</s>"], {"encoder": [encoder], "cross": [None, cross]})
-    assert plots.draw_attention(aligned, tmp_path / "map.png")
+    assert attention_maps.draw_attention(aligned, tmp_path / "map.png")
     maps = {axes.get_xlabel(): axes for axes in drawn[0].axes if axes.images}
     assert list(maps) == ["cross, layer 2, head 1", "cross, layer 2, head 2", "encoder, layer 1, head 1"]
     for head in range(2):
@@ -115,4 +115,4 @@ def test_a_row_of_maps_is_a_layer_that_has_weights(tmp_path: Path, monkeypatch: 
         torch.testing.assert_close(torch.tensor(axes.images[0].get_array(), dtype=torch.float32), cross[head])
     assert [each.get_text() for each in axes.get_yticklabels()] == aligned.target
     with pytest.raises(MtkitError, match="too large"):
-        plots.draw_attention(Alignment(["a"] * 999, ["b"] * 999, {"cross": [torch.rand(8, 999, 999)]}), tmp_path)
+        attention_maps.draw_attention(Alignment(["a"] * 999, ["b"] * 999, {"cross": [torch.rand(8, 999, 999)]}), tmp_path)
