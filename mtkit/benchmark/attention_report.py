@@ -12,7 +12,7 @@ import torch
 
 from mtkit.benchmark.attention import FORMS, METRICS, WORKS, Benchmark
 from mtkit.benchmark.report import aligned, hardware
-from mtkit.evaluation.figures import save_figure
+from mtkit.evaluation.pictures.figures import save_figure
 from mtkit.version import __version__
 
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#e377c2", "#8c564b", "#bcbd22", "#7f7f7f")

@@ -21,8 +21,8 @@ from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.objective import LOSS
+from mtkit.training.optimization.schedule import build_schedule
 from mtkit.training.precision import Precision, fast_and_repeatable, update_precisions
-from mtkit.training.schedule import build_schedule
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 

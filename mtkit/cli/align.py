@@ -51,7 +51,7 @@ def align(
       mtkit align "The boy sleeps."
       mtkit align "The boy sleeps." --target "Der Junge schläft." --name rnn --output boy.png
     """
-    from mtkit.evaluation.attention_maps import draw_alignment
+    from mtkit.evaluation.pictures.attention import draw_alignment
 
     output = output_path(output, "alignment.png")
     use_threads(threads)

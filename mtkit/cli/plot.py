@@ -68,7 +68,7 @@ def attention(
       mtkit plot attention --name rnn --source "The boy sleeps." --target "Der Junge schläft." --output map.png
     """
     check_matplotlib()
-    from mtkit.evaluation.attention_maps import draw_attention
+    from mtkit.evaluation.pictures.attention import draw_attention
 
     output = output_path(output, "attention.png")
     use_threads(threads)
@@ -108,7 +108,7 @@ def output(
 
     from mtkit.decoding.alignment import SHOWN
     from mtkit.decoding.translator import Translator
-    from mtkit.evaluation.output_plot import draw_steps
+    from mtkit.evaluation.pictures.outputs import draw_steps
     from mtkit.runs import find_run
     from mtkit.storage.files import json_text
 

@@ -209,8 +209,8 @@ def translate(
     """
     output = None if output == Path("-") and (input or target) else output
     options = dict(locals())  # all parameters, by name
-    from mtkit.decoding.documents import joins_documents
     from mtkit.decoding.lexicon import lexicon_for
+    from mtkit.decoding.lines.documents import joins_documents
     from mtkit.recipe import DecodingSettings
     from mtkit.recipe.settings import with_method
     from mtkit.runs import find_runs

@@ -13,10 +13,10 @@ from pydantic_core import from_json
 
 from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.contexts import ContextCounts, contexts_in_documents
-from mtkit.decoding.documents import joins_documents
 from mtkit.decoding.forced import Forced
 from mtkit.decoding.held_out import HeldOut, Speed, files_of, n_best_lines, save, scored_line
 from mtkit.decoding.lines.chunks import chunks_of, live_chunks
+from mtkit.decoding.lines.documents import joins_documents
 from mtkit.decoding.lines.notes import Listed, Notes
 from mtkit.decoding.lines.parts import begin_part, part_lines
 from mtkit.decoding.lines.source import Directions, ids_by_blank_lines

@@ -11,10 +11,10 @@ from torch import Tensor
 from mtkit.decoding.contexts import Context, ContextJoiner, ContextLimits, Pair, WithContext
 from mtkit.decoding.contract import Engine
 from mtkit.decoding.engines.model_engine import decoding_with
+from mtkit.decoding.lines.batches import padded, tasks_of
 from mtkit.decoding.lines.segments import Segment, Source
 from mtkit.decoding.lines.source import SourceLines
 from mtkit.decoding.parallel import map_batches
-from mtkit.decoding.source_batches import padded, tasks_of
 from mtkit.decoding.translation import OnProgress
 from mtkit.errors import DataError
 from mtkit.model.layers import Weights

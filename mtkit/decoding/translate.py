@@ -9,12 +9,12 @@ import torch
 
 from mtkit.decoding.contract import Engine, Hypotheses
 from mtkit.decoding.glossary import Glossary
-from mtkit.decoding.joined_lines import Translate, separate_lines, translate_joined
+from mtkit.decoding.lines.batches import make_batch
+from mtkit.decoding.lines.joined import Translate, separate_lines, translate_joined
 from mtkit.decoding.lines.segments import Segment, Source
 from mtkit.decoding.lines.source import SourceLines
 from mtkit.decoding.mbr import Metric, rank
 from mtkit.decoding.parallel import map_batches
-from mtkit.decoding.source_batches import make_batch
 from mtkit.decoding.translation import BLANK, OnProgress, Translation, join_parts
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings

@@ -12,13 +12,13 @@ from mtkit.attention.kernels.cpu.int8 import check_int8
 from mtkit.decoding.alignment import Alignment, align, check_weights
 from mtkit.decoding.alignment_heads import Heads, heads_for
 from mtkit.decoding.contexts import Context, ContextLimits
-from mtkit.decoding.documents import document_pieces
 from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine, find_dtype
 from mtkit.decoding.engines.selection import make_ctranslate2_engine, uses_ctranslate2, with_lexicon
 from mtkit.decoding.forced import Forced, force_lines
 from mtkit.decoding.glossary import Glossary
 from mtkit.decoding.held_out import HeldOut
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.lines.documents import document_pieces
 from mtkit.decoding.lines.source import Directions, Documents, SourceLines, TrainedOn
 from mtkit.decoding.output_steps import Step, output_steps
 from mtkit.decoding.parallel import Workers

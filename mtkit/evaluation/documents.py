@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.base import Score as SacrebleuScore
 
 from mtkit.errors import DataError, MtkitError
-from mtkit.evaluation.figures import save_figure
 from mtkit.evaluation.metrics import CountedMetric, metric_names
+from mtkit.evaluation.pictures.figures import save_figure
 from mtkit.evaluation.scores import RESAMPLES, Score, with_intervals
 from mtkit.evaluation.statistics import LengthRow, Statistics, gather, in_buckets
 from mtkit.evaluation.systems import SystemTexts

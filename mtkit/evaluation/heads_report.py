@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mtkit.attention.contract import ROLES
 from mtkit.errors import MtkitError
-from mtkit.evaluation.figures import LARGEST, save_figure
 from mtkit.evaluation.heads import Heads, LayerHeads
+from mtkit.evaluation.pictures.figures import LARGEST, save_figure
 from mtkit.terminal import aligned, stdout_width
 
 CELL_WIDTH, CELL_HEIGHT = 0.42, 0.28

@@ -11,7 +11,7 @@ from torch import Tensor
 from mtkit.attention.positions import Alibi, Rotary, Shaw
 from mtkit.attention.slots import Positions
 from mtkit.errors import MtkitError
-from mtkit.evaluation.figures import LARGEST, save_figure
+from mtkit.evaluation.pictures.figures import LARGEST, save_figure
 from mtkit.model.embedding import Learned, Sinusoidal
 from mtkit.model.network import Network
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from mtkit.errors import RunError
-from mtkit.evaluation.curves import SHOWN, score_lines
 from mtkit.evaluation.documents import document_metrics
+from mtkit.evaluation.pictures.curves import SHOWN, score_lines
 from mtkit.evaluation.report import consistency_of_reference, is_many, length_cells, matrix, position_table
 from mtkit.evaluation.segment_scores import check_files
 from mtkit.evaluation.side_scores import SideScores, score_side

@@ -35,7 +35,7 @@ from mtkit.storage.files import (
 )
 from mtkit.storage.records import Count, read_stored, stored
 from mtkit.storage.weights import PICKLES, check_sum, read_tensors
-from mtkit.training.averaging import mean_weights
+from mtkit.training.optimization.averaging import mean_weights
 from mtkit.training.progress import LATER, Progress, sort_key
 
 FORMAT = 1

@@ -23,13 +23,13 @@ from mtkit.training.flops import flops_per_token
 from mtkit.training.interruption import Interruption
 from mtkit.training.limits import ENDLESS, Limits
 from mtkit.training.metrics import Interval, Metrics, ProgressLine
+from mtkit.training.optimization.schedule import build_schedule
 from mtkit.training.precision import Precision, why_not_exact
 from mtkit.training.precision_choice import resolve_precision
 from mtkit.training.progress import Outcome, Progress
 from mtkit.training.run_folder import (
     record,
 )
-from mtkit.training.schedule import build_schedule
 from mtkit.training.update import Updater
 from mtkit.training.validation import (
     Validation,

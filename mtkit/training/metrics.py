@@ -73,7 +73,7 @@ class Metrics:
     def draw(self) -> None:
         """Draw the curves if matplotlib is installed."""
         if importlib.util.find_spec("matplotlib") is not None:
-            from mtkit.evaluation.curves import draw_curves
+            from mtkit.evaluation.pictures.curves import draw_curves
 
             draw_curves(read_metrics(self._path), self._curves)
 

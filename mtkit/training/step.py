@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mtkit.model.network import Network
 from mtkit.training.device_batch import DeviceBatches
-from mtkit.training.gradient_reduction import GradientReduction
 from mtkit.training.objective import Objective
-from mtkit.training.optimizer import Optimizer, clip_gradients, take_step
+from mtkit.training.optimization.gradient_reduction import GradientReduction
+from mtkit.training.optimization.optimizer import Optimizer, clip_gradients, take_step
 from mtkit.training.precision import Precision
 
 

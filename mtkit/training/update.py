@@ -21,13 +21,19 @@ from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.storage.weights import load_weights
 from mtkit.terminal import Say, quiet
-from mtkit.training.averaging import MovingAverage
 from mtkit.training.data_loader import UpdateBatches
 from mtkit.training.device_batch import DeviceBatch, DeviceBatches
-from mtkit.training.divergence import Divergence
-from mtkit.training.gradient_reduction import FlatReduction, ShardedModel, build_reduction, gather_full, shard_like
 from mtkit.training.objective import NLL, REWARD, SEGMENTS, Baseline, Objective
-from mtkit.training.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
+from mtkit.training.optimization.averaging import MovingAverage
+from mtkit.training.optimization.divergence import Divergence
+from mtkit.training.optimization.gradient_reduction import (
+    FlatReduction,
+    ShardedModel,
+    build_reduction,
+    gather_full,
+    shard_like,
+)
+from mtkit.training.optimization.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
 from mtkit.training.precision import LowWeights, Precision
 from mtkit.training.progress import Progress
 from mtkit.training.step import StepResult, training_step

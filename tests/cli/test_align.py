@@ -12,7 +12,7 @@ from mtkit.decoding.alignment import Alignment
 from mtkit.decoding.translation import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
-from mtkit.evaluation import attention_maps
+from mtkit.evaluation.pictures import attention as attention_maps
 from mtkit.text.tokenizer import EOS
 from tests.decoding.trained import make_run
 
@@ -115,4 +115,6 @@ def test_a_row_of_maps_is_a_layer_that_has_weights(tmp_path: Path, monkeypatch: 
         torch.testing.assert_close(torch.tensor(axes.images[0].get_array(), dtype=torch.float32), cross[head])
     assert [each.get_text() for each in axes.get_yticklabels()] == aligned.target
     with pytest.raises(MtkitError, match="too large"):
-        attention_maps.draw_attention(Alignment(["a"] * 999, ["b"] * 999, {"cross": [torch.rand(8, 999, 999)]}), tmp_path)
+        attention_maps.draw_attention(
+            Alignment(["a"] * 999, ["b"] * 999, {"cross": [torch.rand(8, 999, 999)]}), tmp_path
+        )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mtkit.decoding.engines.model_engine import ModelEngine, forced_log_probs
 from mtkit.decoding.forced import force_lines
-from mtkit.decoding.source_batches import padded
+from mtkit.decoding.lines.batches import padded
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError
 from mtkit.model.transformer import Transformer

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from mtkit.data.lengths import lengths_of
-from mtkit.decoding.documents import document_pieces, joins_documents
 from mtkit.decoding.files import translate_side
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.lines.documents import document_pieces, joins_documents
 from mtkit.decoding.lines.segments import Source
 from mtkit.decoding.lines.source import TrainedOn
 from mtkit.decoding.translator import Translator

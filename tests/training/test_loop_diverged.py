@@ -7,8 +7,8 @@ import pytest
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
-from mtkit.training.divergence import Divergence
 from mtkit.training.metrics import Metrics
+from mtkit.training.optimization.divergence import Divergence
 from tests.training.conftest import run, tiny
 
 

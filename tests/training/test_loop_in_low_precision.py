@@ -21,7 +21,7 @@ from mtkit.training.validation import validation_loss
 from mtkit.training.world import World
 from tests.processes import together
 from tests.training.conftest import TINY, run, tiny
-from tests.training.test_gradient_reduction import trained
+from tests.training.optimization.test_gradient_reduction import trained
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from mtkit.errors import MtkitError, RunError
-from mtkit.evaluation.curves import draw_curves
+from mtkit.evaluation.pictures.curves import draw_curves
 from mtkit.training.metrics import Interval, Metrics, ProgressLine, heard_or_not, read_metrics
 
 

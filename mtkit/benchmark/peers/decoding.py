@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.benchmark.decoding import Decoded
+from mtkit.decoding.lines.batches import padded
 from mtkit.decoding.lines.source import TrainedOn
-from mtkit.decoding.source_batches import padded
 from mtkit.errors import MtkitError
 from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings

@@ -12,7 +12,7 @@ from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError, shown
 from mtkit.recipe import Recipe
 from mtkit.training.data_loader import UpdateBatches
-from mtkit.training.schedule import build_schedule
+from mtkit.training.optimization.schedule import build_schedule
 from mtkit.training.world import World
 
 

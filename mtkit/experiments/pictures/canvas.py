@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mtkit.attention.registry import OTHERS
-from mtkit.evaluation.figures import font_families
+from mtkit.evaluation.pictures.figures import font_families
 from mtkit.storage.files import writing
 
 DPI = 150

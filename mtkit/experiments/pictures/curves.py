@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mtkit.evaluation.curves import SHOWN
+from mtkit.evaluation.pictures.curves import SHOWN
 from mtkit.experiments.pictures.canvas import FAINT, INK, STYLES, entitle, new_figure, shortened
 from mtkit.experiments.pictures.points import Point, is_wide, logarithmic, omissions, scale_of, scored, to_label
 

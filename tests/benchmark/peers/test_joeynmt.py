@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.source_batches import padded
+from mtkit.decoding.lines.batches import padded
 from mtkit.errors import MtkitError
 from mtkit.text.tokenizer import BOS, EOS, PAD
 from mtkit.training.data_loader import DataLoader

@@ -7,7 +7,7 @@ import torch
 from mtkit.benchmark.training import COUNTED
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.model_engine import ModelEngine
-from mtkit.decoding.source_batches import padded
+from mtkit.decoding.lines.batches import padded
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import BOS, EOS, PAD

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from mtkit.decoding.contract import Hypotheses, SourceBatch, StoppedError
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.lexicon import Lexicon
-from mtkit.decoding.source_batches import padded
+from mtkit.decoding.lines.batches import padded
 from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import EOS, PAD

@@ -17,8 +17,8 @@ from mtkit.decoding.engines.model_engine import (
     mean_of,
 )
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.lines.batches import padded
 from mtkit.decoding.search.beam import beam_search
-from mtkit.decoding.source_batches import padded
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model

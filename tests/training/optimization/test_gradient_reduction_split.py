@@ -24,7 +24,7 @@ from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.processes import together
 from tests.training.conftest import TINY
-from tests.training.test_gradient_reduction import trained
+from tests.training.optimization.test_gradient_reduction import trained
 
 
 def test_a_split_run_goes_on_in_one_process(prepared: Prepared, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mtkit.training.divergence import Divergence
+from mtkit.training.optimization.divergence import Divergence
 from mtkit.training.progress import Progress
 
 

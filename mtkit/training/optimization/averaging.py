@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from mtkit.training.gradient_reduction import is_sharded
+from mtkit.training.optimization.gradient_reduction import is_sharded
 
 
 class MovingAverage:

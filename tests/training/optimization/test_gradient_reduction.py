@@ -12,9 +12,9 @@ from mtkit.data.epochs import plan
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import RunError
 from mtkit.recipe import Recipe, make_recipe
-from mtkit.training import gradient_reduction
 from mtkit.training.checkpoint import read_progress, verified_tensors
-from mtkit.training.gradient_reduction import FlatReduction, OverlappedReduction, build_reduction
+from mtkit.training.optimization import gradient_reduction
+from mtkit.training.optimization.gradient_reduction import FlatReduction, OverlappedReduction, build_reduction
 from mtkit.training.train import train
 from mtkit.training.world import World
 from tests.processes import together

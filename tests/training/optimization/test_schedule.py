@@ -5,7 +5,7 @@ import pytest
 
 from mtkit.errors import RecipeError
 from mtkit.recipe import TrainingSettings
-from mtkit.training.schedule import build_schedule
+from mtkit.training.optimization.schedule import build_schedule
 
 
 def rates(total: int, d_model: int = 512, **settings: object) -> list[float]:

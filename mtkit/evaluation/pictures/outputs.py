@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from unicodedata import east_asian_width
 
 from mtkit.errors import MtkitError
-from mtkit.evaluation.figures import LARGEST, font_families, save_figure
+from mtkit.evaluation.pictures.figures import LARGEST, font_families, save_figure
 
 if TYPE_CHECKING:
     from mtkit.decoding.output_steps import Step

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mtkit.errors import RunError
 from mtkit.recipe import TrainingSettings
-from mtkit.training.gradient_reduction import complete_tensor, shard_like
+from mtkit.training.optimization.gradient_reduction import complete_tensor, shard_like
 from mtkit.training.precision import Precision
 
 MOMENTUM = 0.95

@@ -2,8 +2,8 @@
 
 import torch
 
+from mtkit.decoding.lines.batches import make_batch
 from mtkit.decoding.lines.segments import Segment
-from mtkit.decoding.source_batches import make_batch
 from mtkit.text.tokenizer import EOS, PAD
 
 

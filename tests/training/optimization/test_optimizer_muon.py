@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from mtkit.errors import RecipeError
 from mtkit.model.build import build_model
 from mtkit.recipe import TrainingSettings, load_recipe, make_recipe
-from mtkit.training.optimizer import (
+from mtkit.training.optimization.optimizer import (
     MOMENTUM,
     Optimizer,
     build_optimizer,

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from mtkit.evaluation.curves import draw_curves, score_lines
+from mtkit.evaluation.pictures.curves import draw_curves, score_lines
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

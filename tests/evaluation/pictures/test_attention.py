@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from mtkit.errors import MtkitError
-from mtkit.evaluation.attention_maps import draw_alignment
-from mtkit.evaluation.figures import font_families
+from mtkit.evaluation.pictures.attention import draw_alignment
+from mtkit.evaluation.pictures.figures import font_families
 
 WEIGHTS = [[0.5, 0.5, 0.0], [0.0, 0.1, 0.9]]
 

@@ -10,7 +10,13 @@ from torch import nn
 from mtkit.attention import build
 from mtkit.errors import RunError
 from mtkit.recipe import TrainingSettings
-from mtkit.training.optimizer import build_optimizer, clip_gradients, optimizer_tensors, restore_optimizer, take_step
+from mtkit.training.optimization.optimizer import (
+    build_optimizer,
+    clip_gradients,
+    optimizer_tensors,
+    restore_optimizer,
+    take_step,
+)
 from mtkit.training.precision import Precision, best_precision
 
 CPU = torch.device("cpu")
@@ -78,7 +84,7 @@ def test_the_optimizer_is_fused() -> None:
 STEP = """
 import sys, torch
 from mtkit.recipe import TrainingSettings
-from mtkit.training.optimizer import build_optimizer, clip_gradients, take_step
+from mtkit.training.optimization.optimizer import build_optimizer, clip_gradients, take_step
 from mtkit.training.precision import Precision
 
 model, precision = torch.nn.Linear(4, 6), Precision("float32", torch.device("cpu"))

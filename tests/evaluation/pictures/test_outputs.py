@@ -5,7 +5,7 @@ import pytest
 
 from mtkit.decoding.output_steps import Step
 from mtkit.errors import MtkitError
-from mtkit.evaluation.output_plot import _short, draw_steps
+from mtkit.evaluation.pictures.outputs import _short, draw_steps
 
 
 def drawn(steps: list[Step], path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

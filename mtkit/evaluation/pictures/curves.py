@@ -5,7 +5,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from mtkit.evaluation.figures import save_figure
+from mtkit.evaluation.pictures.figures import save_figure
 
 Rows = Sequence[Mapping[str, Any]]
 """Lines of a metrics.jsonl: {"kind": "train" or "validation", "update": ..., and the measurements}."""

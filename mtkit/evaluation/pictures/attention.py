@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtkit.errors import MtkitError
-from mtkit.evaluation.figures import LARGEST, MOST, font_families, save_figure
+from mtkit.evaluation.pictures.figures import LARGEST, MOST, font_families, save_figure
 
 if TYPE_CHECKING:
     from mtkit.decoding.alignment import Alignment

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from mtkit.training.averaging import MovingAverage, mean_weights
+from mtkit.training.optimization.averaging import MovingAverage, mean_weights
 
 
 def test_the_moving_average_follows_with_the_decay_of_the_update() -> None:
