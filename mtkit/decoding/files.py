@@ -30,7 +30,7 @@ from mtkit.storage.files import inside, is_device, json_text
 from mtkit.storage.jobs import Item, Part, open_job
 from mtkit.storage.outputs import check_outputs
 from mtkit.terminal import Say, quiet
-from mtkit.text.markup import parse, restore
+from mtkit.text.markup import Marked, parse, restore
 from mtkit.text.text_files import Lines, Span
 
 SIDE_CHUNK = 1_000
@@ -106,12 +106,7 @@ def translate_file(
             return Notes()
         outputs = [part.output(path) for path in paths]
     offset = 0 if span is None else span.before
-    items: Iterable[Item] = zip(_lines(source, span))
-    if ids is not None:
-        items = _rows([source, ids], [_unequal_ids(ids)])
-    elif prefixes is not None:
-        unequal = f"{_name(prefixes, 'the prefixes')} must have as many lines as the input, which may be empty"
-        items = _rows([source, prefixes], [unequal])
+    items = _items(source, span, ids, prefixes)
     together = None if not joins else _not_blank if ids is None else _same_last
     with open_job(outputs, {**about, "before": offset}, Notes(), say=say) as job:
         chunks = live_chunks(items, together) if live and not job.resumes else chunks_of(items, together)
@@ -127,15 +122,34 @@ def translate_file(
             if alignments is not None or markup:
                 links = translator.links(lines, [best for best, *_ in translations], heads)
             if markup:
-                rows = zip(marked, translations, links, strict=True)
-                translations = [[replace(best, text=restore(line, best.text, its))] for line, (best, *_), its in rows]
-                unnested = (number for number, line in enumerate(marked, first + 1) if not line.is_nested)
-                found += Notes(unnested=Listed.of(unnested))
+                translations = _with_markup(marked, translations, links)
+                found += Notes(unnested=Listed.of(n for n, line in enumerate(marked, first + 1) if not line.is_nested))
             written: list[Iterable[str]] = [output_lines(translations, first, translator.settings, scores=scores)]
             if alignments is not None:
                 written.append(map(pharaoh, links))
             job.write(chunk, written, found)
     return job.notes
+
+
+def _items(source: Text, span: Span | None, ids: Text | None, prefixes: Text | None) -> Iterable[Item]:
+    """Return the lines of the source, each with its document id or its prefix if there are any.
+
+    Raises: DataError as `_rows`.
+    """
+    if ids is not None:
+        return _rows([source, ids], [_unequal_ids(ids)])
+    if prefixes is not None:
+        unequal = f"{_name(prefixes, 'the prefixes')} must have as many lines as the input, which may be empty"
+        return _rows([source, prefixes], [unequal])
+    return zip(_lines(source, span))
+
+
+def _with_markup(
+    marked: Sequence[Marked], translations: Sequence[Sequence[Translation]], links: Sequence[Links]
+) -> list[list[Translation]]:
+    """Carry the tags of the marked lines over to their translations, one for each, by the links of their words."""
+    rows = zip(marked, translations, links, strict=True)
+    return [[replace(best, text=restore(line, best.text, its))] for line, (best, *_), its in rows]
 
 
 def force_file(
