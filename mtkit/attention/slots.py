@@ -162,7 +162,7 @@ class Merge(Slot):
 
 
 class HeadResults(NamedTuple):
-    """What an attention computed for its heads from whole sequences; regularizers read it."""
+    """Results of an attention over whole sequences, by head; regularizers read them."""
 
     inputs: Inputs
     heads: Tensor

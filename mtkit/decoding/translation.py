@@ -49,7 +49,7 @@ BLANK = Translation(text="", score=0.0, log_prob=0.0, pieces=(), parts=0)
 
 
 def join_parts(parts: list[list[Translation]], settings: DecodingSettings, between: str) -> list[Translation]:
-    """Join the ranked translations of a line's parts into those of the line, with `between` to separate sentences.
+    """Join the ranked translations of a line's parts into translations of the line; `between` separates sentences.
 
     Without parts, the line is blank.
     """

@@ -1,4 +1,4 @@
-"""Where the trials of a comparison run: in processes on this machine, or on a Ray cluster."""
+"""The place that runs the trials of a comparison: processes on this machine, or a Ray cluster."""
 
 from dataclasses import dataclass
 
