@@ -33,8 +33,9 @@ from mtkit.training.optimization.gradient_reduction import (
     gather_full,
     shard_like,
 )
+from mtkit.training.optimization.low_weights import LowWeights
 from mtkit.training.optimization.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
-from mtkit.training.precision import LowWeights, Precision
+from mtkit.training.precision import Precision
 from mtkit.training.progress import Progress
 from mtkit.training.step import StepResult, training_step
 from mtkit.training.world import World

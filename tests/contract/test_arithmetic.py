@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from mtkit.attention.marks import marks_from
 from mtkit.attention.positions import POSITIONS
-from mtkit.training.precision import LowWeights
+from mtkit.training.optimization.low_weights import LowWeights
 from tests.contract.cases import Case, each, plain, small, steps, valid_mask
 from tests.contract.stack import Stack, make, memory_for, tokens
 

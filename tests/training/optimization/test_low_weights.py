@@ -9,7 +9,7 @@ from mtkit.attention.kernels.gpu.short import joined
 from mtkit.model.build import build_model
 from mtkit.model.embedding import Embedding
 from mtkit.recipe import Recipe
-from mtkit.training.precision import LowWeights
+from mtkit.training.optimization.low_weights import LowWeights
 
 
 def model() -> nn.Sequential:
