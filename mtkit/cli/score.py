@@ -216,7 +216,7 @@ def _check_options(options: dict[str, Any]) -> None:
 def _score_texts(options: dict[str, Any]) -> str:
     """Score translations of runs or of files; print notes, draw the picture; return the tables or the JSON object."""
     from mtkit.evaluation.documents import document_metrics, draw_by_position
-    from mtkit.evaluation.report import side_object, sides_text
+    from mtkit.evaluation.report import sides_object, sides_text
     from mtkit.evaluation.segment_scores import check_files, comet_models, named_files
     from mtkit.evaluation.side_scores import score_side
     from mtkit.evaluation.significance import TESTS
@@ -265,10 +265,7 @@ def _score_texts(options: dict[str, Any]) -> str:
         note(f"picture: {output}")
     if not options["as_json"]:
         return sides_text(scored)
-    objects = [side_object(scores) for scores in scored]
-    first = objects[0]["systems"][0]
-    short = {key: first[key] for key in ("hypothesis", "references", "scores")}
-    return json_text({**short, "sides": objects}, indent=2, ensure_ascii=False)
+    return json_text(sides_object(scored), indent=2, ensure_ascii=False)
 
 
 def _texts(

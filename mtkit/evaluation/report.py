@@ -160,6 +160,13 @@ def position_table(side: SideScores) -> tuple[list[str], list[list[str]]]:
     return heads, rows
 
 
+def sides_object(sides: Sequence[SideScores]) -> dict[str, Any]:
+    """Return the scores of all sides as a JSON object, which begins with the scores of the first system and side."""
+    objects = [side_object(side) for side in sides]
+    first = objects[0]["systems"][0]
+    return {**{key: first[key] for key in ("hypothesis", "references", "scores")}, "sides": objects}
+
+
 def side_object(side: SideScores) -> dict[str, Any]:
     """Return the scores of one side as a JSON object, with unrounded numbers and differences from the first system."""
     systems = []
