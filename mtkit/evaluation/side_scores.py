@@ -80,20 +80,14 @@ def score_side(
         named_metrics(metrics, **options)  # raises for unknown names before files are read
     if comet:
         comet_command()
-    texts = lines = read_texts(files, sources=lengths or bool(comet), documents=documents)
-    targets = (
-        [None] * len(lines.hypotheses[0])
-        if lines.directions is None
-        else [languages_of(direction)[1] for direction in lines.directions]
-    )
-    languages, kinds = told_apart(targets if language is None else [language] * len(targets))
-    kinds_of_lines, rows_of_documents = kinds, list[list[int]]()
+    lines = read_texts(files, sources=lengths or bool(comet), documents=documents)
+    languages, kinds_of_lines = told_apart(_target_languages(lines, language))
+    texts, kinds, rows_of_documents = lines, kinds_of_lines, list[list[int]]()
     if documents:
         rows_of_documents = document_rows(lines, files[0].source or files[0].references[0])
-        texts, kinds = joined(lines, rows_of_documents), kinds[[rows[0] for rows in rows_of_documents]]
-    segments = len(texts.hypotheses[0])
+        first_lines = [rows[0] for rows in rows_of_documents]
+        texts, kinds = joined(lines, rows_of_documents), kinds_of_lines[first_lines]
     chosen = named_metrics(metrics, languages, **options) if metrics else []
-    bleu = named_metrics(["BLEU"], languages, **options) if lengths else []
     systems = [
         gather(chosen, hypothesis, texts.references, kinds=kinds, progress=progress) for hypothesis in texts.hypotheses
     ]
@@ -104,12 +98,11 @@ def score_side(
         systems = [[replace(metric, name=f"d-{metric.name}") for metric in system] for system in systems]
         terms, of_documents = document_scores(lines, rows_of_documents, chosen, kinds_of_lines, progress)
         systems = [[*system, *more] for system, more in zip(systems, terms, strict=True)]
-    rows = []
-    if lengths and texts.sources is not None:
-        for hypotheses, system in zip(texts.hypotheses, systems, strict=True):
-            known = [of_metric for of_metric in system if of_metric.name == "BLEU"]
-            (ratio,) = known or gather(bleu, hypotheses, texts.references, kinds=kinds, progress=progress)
-            rows.append(by_length(texts.sources, system, ratio))
+    length_rows = []
+    if lengths:
+        bleu = named_metrics(["BLEU"], languages, **options)
+        length_rows = _by_length(texts, systems, bleu, kinds, progress)
+    segments = len(texts.hypotheses[0])
     resamples = 0 if documents and segments == 1 else RESAMPLES  # a single document has no interval over documents
     overall = compare_systems(systems, tests=tests, resamples=resamples, progress=progress)
     has_bleu = any(name == "BLEU" for name, _ in chosen)
@@ -119,25 +112,48 @@ def score_side(
     if of_documents is not None and of_documents.reference is None:
         why = "no term occurs twice in a document" if lines.sources else "the source is unknown; give it with --source"
         notes.append(f"no consistency of terms: {why}")
-    if has_bleu and (place := _without_words(texts.references, languages, kinds, tokenize)) is not None:
+    place = _without_words(texts.references, languages, kinds, tokenize) if has_bleu else None
+    if place is not None:
         notes.append(
             f"{files[0].references[place]} has no spaces between words, so BLEU's tokenizer 13a counts phrases as "
             "words; name the language (--target-language zh) or the tokenizer (--tokenize zh)"
         )
     else:
-        for file, scores, hypotheses in zip(files, overall.scores, texts.hypotheses, strict=True):
-            warning = doubt(scores, hypotheses, texts.references)
-            notes.append(warning and f"{file.hypothesis}: {warning}")
+        notes += _doubts(files, texts, overall)
     return SideScores(
         name,
         list(files),
         segments,
         overall,
         _by_direction(texts.directions, systems, tests, progress),
-        rows,
+        length_rows,
         [note for note in notes if note],
         of_documents,
     )
+
+
+def _target_languages(lines: SystemTexts, language: str | None) -> list[str | None]:
+    """Return the target language of each line: `language`, else by its direction, else None."""
+    if language is not None or lines.directions is None:
+        return [language] * len(lines.hypotheses[0])
+    return [languages_of(direction)[1] for direction in lines.directions]
+
+
+def _by_length(
+    texts: SystemTexts,
+    systems: Sequence[Sequence[Statistics]],
+    bleu: Sequence[tuple[str, Sequence[Any]]],
+    kinds: np.ndarray,
+    progress: ProgressBar,
+) -> list[list[LengthRow]]:
+    """Return the scores of each system by source length; `bleu` gives the length ratio if the scores lack BLEU."""
+    assert texts.sources is not None
+    rows = []
+    for hypotheses, system in zip(texts.hypotheses, systems, strict=True):
+        known = [of_metric for of_metric in system if of_metric.name == "BLEU"]
+        (ratio,) = known or gather(bleu, hypotheses, texts.references, kinds=kinds, progress=progress)
+        rows.append(by_length(texts.sources, system, ratio))
+    return rows
 
 
 def _by_direction(
@@ -169,6 +185,15 @@ def _notes_on_files(files: Sequence[Translated], texts: SystemTexts) -> list[str
         if _looks_tokenised(lines):
             notes.append(f"lines of {path} end in ' .' as tokenised text does; BLEU expects detokenised text")
     return notes
+
+
+def _doubts(files: Sequence[Translated], texts: SystemTexts, comparison: Comparison) -> list[str]:
+    """Return notes on scores that may be wrong, one at most for each system."""
+    warnings = [
+        (file.hypothesis, doubt(scores, hypotheses, texts.references))
+        for file, scores, hypotheses in zip(files, comparison.scores, texts.hypotheses, strict=True)
+    ]
+    return [f"{path}: {warning}" for path, warning in warnings if warning]
 
 
 def _without_words(
