@@ -6,7 +6,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -24,9 +24,6 @@ from mtkit.cli.options import (
     use_threads,
 )
 from mtkit.cli.progress import through
-
-if TYPE_CHECKING:
-    from mtkit.recipe.data import DataSettings
 
 
 def train(
@@ -143,6 +140,7 @@ def train(
         resumable_folder(name),
     )
 
+    from mtkit.data.place import changed_settings
     from mtkit.data.prepared import open_prepared
     from mtkit.model.build import label_attention
     from mtkit.training.metrics import heard_or_not
@@ -153,7 +151,7 @@ def train(
     use_threads(threads)
     source = initial_run(settings.training.init_from, folder)
     prepared = open_prepared(settings.data.folder)
-    changed = [] if recipe is None or data is not None else _changed(prepared.settings, settings.data)
+    changed = [] if recipe is None or data is not None else changed_settings(prepared.settings, settings.data)
     if changed and os.environ.get("RANK", "0") == "0":  # only one process of torchrun
         heard_or_not(typer.echo)(
             f"note: {prepared.folder} was prepared with other settings than {recipe} has "
@@ -178,21 +176,6 @@ def train(
         typer.echo("dry run: nothing was written")
     if outcome.signal is not None:
         raise typer.Exit(128 + outcome.signal)
-
-
-def _changed(prepared: "DataSettings", wanted: "DataSettings") -> list[str]:
-    """List the data settings of a recipe that differ from the settings of prepared data."""
-    from mtkit.data.place import prepared_by
-    from mtkit.data.resolve import with_task_defaults
-    from mtkit.recipe import differences
-
-    detected = {"source_language", "target_language"} - wanted.model_fields_set  # set by prepare from the text
-    wanted = with_task_defaults(wanted.model_copy(update={name: getattr(prepared, name) for name in detected}))
-    keys = {*wanted.model_fields_set, *(("corpora",) if "train" in wanted.model_fields_set else ())}
-    of_data, of_recipe = (
-        {key: value for key, value in prepared_by(settings).items() if key in keys} for settings in (prepared, wanted)
-    )
-    return differences(of_data, of_recipe)
 
 
 def _attention(name: str | None, options: dict[str, Any], **roles: str | list[str] | None) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from typing import Any
 
 from mtkit.data.builtin.registry import builtin_sides
 from mtkit.data.record import read_record
+from mtkit.data.resolve import with_task_defaults
 from mtkit.data.vocabulary import vocabulary_of
 from mtkit.errors import DataError
+from mtkit.recipe import differences
 from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.storage.files import file_above
 from mtkit.text.corpora import EMPTY_LINES, Facts
@@ -88,6 +90,17 @@ def prepared_by(settings: DataSettings) -> dict[str, Any]:
     if dumped["documents"] and not dumped["documents"]["whole"]:
         del dumped["documents"]["whole"]  # data of earlier versions has no such setting
     return {**dumped, "corpora": corpora}
+
+
+def changed_settings(prepared: DataSettings, wanted: DataSettings) -> list[str]:
+    """List the data settings of a recipe that differ from the settings of prepared data."""
+    detected = {"source_language", "target_language"} - wanted.model_fields_set  # set by prepare from the text
+    wanted = with_task_defaults(wanted.model_copy(update={name: getattr(prepared, name) for name in detected}))
+    keys = {*wanted.model_fields_set, *(("corpora",) if "train" in wanted.model_fields_set else ())}
+    of_data, of_recipe = (
+        {key: value for key, value in prepared_by(settings).items() if key in keys} for settings in (prepared, wanted)
+    )
+    return differences(of_data, of_recipe)
 
 
 def join_changes(changes: Sequence[str]) -> str:
