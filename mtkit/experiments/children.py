@@ -61,10 +61,7 @@ class Children:
 
     def start(self, trial: Trial) -> None:
         """Start a trial's process."""
-        log = self.folder.log(trial.name)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.touch()
-        offset = log.stat().st_size
+        log, offset = self.folder.open_log(trial.name)
         slot = min(set(range(self.slots)) - {child.slot for child in self._children.values()})
         shared = ["--shared"] if self.slots > 1 else []
         options = ["--threads", str(self.threads), "--device", self.device, *shared]

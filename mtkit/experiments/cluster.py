@@ -108,9 +108,7 @@ class Cluster:
 
     def start(self, trial: Trial) -> None:
         """Submit a trial's task."""
-        log = self._folder.log(trial.name)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.touch()
+        log, offset = self._folder.open_log(trial.name)
         shared = ["--shared"] if any(self._capacity(node) > 1 for node in self._nodes().values()) else []
         options = ["--threads", str(self._threads), "--device", self._device, *shared]
         folder = Folder(Path(os.path.abspath(self._folder.path)))
@@ -119,7 +117,7 @@ class Cluster:
             name=trial.name, num_cpus=self._threads, num_gpus=int(self._on_gpu), max_retries=RETRIES
         )
         result = task.remote(command, self._paths[0], package_root(), os.path.abspath(log))
-        self._tasks[trial.name] = _Task(result, log, log.stat().st_size)
+        self._tasks[trial.name] = _Task(result, log, offset)
 
     def ended(self) -> list[tuple[str, str]]:
         """Return the trials whose tasks have ended since the last call, and how they ended."""

@@ -105,6 +105,13 @@ class Folder:
         """Return the log file of a trial's process."""
         return inside(self.path, "logs", f"{name}.log")
 
+    def open_log(self, name: str) -> tuple[Path, int]:
+        """Create the log of a trial's process if there is none; return it, and its size in bytes so far."""
+        log = self.log(name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+        return log, log.stat().st_size
+
     def lock(self, name: str) -> Path:
         """Return the lock that a trial's process holds."""
         return inside(self.path, "logs", f"{name}.lock")
