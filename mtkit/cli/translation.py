@@ -92,7 +92,7 @@ def check_standard_output(output: Path | None, read: Mapping[str, Path | None], 
 
 
 def open_text(name: str) -> Path | Iterable[str]:
-    """The file with that name; the lines of standard input if it is -."""
+    """Return the file with that name; the lines of standard input if it is -."""
     from mtkit.text.text_files import decode_lines, read_lines
 
     if name != "-":
@@ -113,7 +113,7 @@ def open_optional(path: Path | None) -> Path | Iterable[str] | None:
 
 
 def count_lines(name: str) -> int | None:
-    """The number of lines if a progress bar shows it and they can be read twice; otherwise None."""
+    """Return the number of lines if a progress bar shows it and they can be read twice; otherwise None."""
     from mtkit.text.text_files import Lines
 
     countable = name != "-" and Path(name).is_file() and stderr_is_terminal()
@@ -121,7 +121,7 @@ def count_lines(name: str) -> int | None:
 
 
 def is_live(name: str) -> bool:
-    """Whether somebody may wait for answers: the input comes through a pipe or from a terminal."""
+    """Return whether somebody may wait for answers: the input comes through a pipe or from a terminal."""
     try:
         return name == "-" and sys.stdin is not None and not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
     except OSError:
@@ -129,7 +129,7 @@ def is_live(name: str) -> bool:
 
 
 def recipe_of(run: "Run", path: Path | None, decoding: dict[str, Any]) -> "Recipe":
-    """The recipe at `path`, or else the run's, with decoding settings of the command line."""
+    """Return the recipe at `path`, or else the run's, with decoding settings of the command line."""
     from mtkit.recipe import load_recipe
 
     recipe = load_recipe(path, {"decoding": decoding}) if path else run.recipe.with_decoding(decoding)
@@ -147,7 +147,7 @@ def choose_sides(
     languages: str | None,
     direction: str | None,
 ) -> "list[HeldOut]":
-    """The test set of sacrebleu, or the named sides of prepared data; all test sides if nothing is named.
+    """Return the test set of sacrebleu, or the named sides of prepared data; all test sides if nothing is named.
 
     Raises: DataError for an unknown name; MtkitError as `Translator.directions`.
     """
@@ -170,7 +170,7 @@ def choose_sides(
 
 
 def load_translator(runs: "Sequence[Run]", settings: "DecodingSettings", options: Mapping[str, Any]) -> "Translator":
-    """The translator of `mtkit translate`, whose options are given by their names in Python.
+    """Return the translator of `mtkit translate`, whose options are given by their names in Python.
 
     Raises: as `Translator`; DataError for a bad glossary; MtkitError if the translator does not support a glossary or
     alignments.
@@ -200,7 +200,7 @@ def load_translator(runs: "Sequence[Run]", settings: "DecodingSettings", options
 def part_and_device(
     part: str | None, input: str | None, output: Path | None, target: Path | None, device: str
 ) -> "tuple[Part | None, str]":
-    """The part of --input for this process, and its device; each process of torchrun has a part and a GPU of its own.
+    """Return this process's part of --input and its device; each process of torchrun has a part and a GPU of its own.
 
     Raises: MtkitError for an invalid part, and for processes of torchrun without an input and an output file.
     """

@@ -39,7 +39,7 @@ class Alignment:
         return [BEGIN, *self.target[:-1]]
 
     def first(self, most: int = SHOWN) -> "Alignment":
-        """The first `most` pieces of both sides, with their weights."""
+        """Return the first `most` pieces of both sides, with their weights."""
         source, target = self.source[:most], self.target[:most]
         sizes = {"encoder": (len(source),) * 2, "decoder": (len(target),) * 2, "cross": (len(target), len(source))}
         layers: Weights = {
@@ -49,7 +49,7 @@ class Alignment:
         return Alignment(source, target, layers)
 
     def left_out(self, most: int = SHOWN) -> str:
-        """A note on the pieces that `first` leaves out; empty if there are none."""
+        """Return a note on the pieces that `first` leaves out; empty if there are none."""
         sides = {"source": len(self.source), "target": len(self.target)}
         cut = [f"{most} of {length:,} {side} pieces" for side, length in sides.items() if length > most]
         return f"only the first {' and '.join(cut)} are shown" if cut else ""
@@ -66,7 +66,7 @@ class Alignment:
 def align(
     network: Network, tokenizers: Tokenizers, source: str, target: str, *, directions: Directions | None = None
 ) -> Alignment:
-    """The attention of the network while it predicts each piece of a given target.
+    """Return the attention of the network while it predicts each piece of a given target.
 
     `directions` holds the direction of this line, for a model trained on several.
 

@@ -62,7 +62,7 @@ class Heads:
         return self.of_steps([layer for layer in layers if layer is not None][-1].float().mean(0))
 
     def of_steps(self, weights: Tensor) -> Tensor:
-        """The rows that align each piece, from weights (..., T, S) of the steps that predict each piece."""
+        """Return the rows that align each piece, from weights (..., T, S) of the steps that predict each piece."""
         return torch.cat([weights[..., 1:, :], weights[..., -1:, :]], -2) if self.shifted else weights
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Heads:
 
 
 def heads_of(run: Run, weights: str) -> Heads | None:
-    """The stored heads for the weights with this hash, if any. Raises: RunError if the file is damaged."""
+    """Return the stored heads for the weights with this hash, if any. Raises: RunError if the file is damaged."""
     path = run.folder / FILE
     if not path.exists():
         return None
@@ -94,7 +94,7 @@ def heads_for(
     say: Say = quiet,
     progress: ProgressBar = silent,
 ) -> Heads:
-    """The stored heads for the network; at first use they are chosen by prepared data in `folder`.
+    """Return the stored heads for the network; at first use they are chosen by prepared data in `folder`.
 
     `weights` is the hash of the network's weights when it was loaded: a training may have replaced the files since.
 
@@ -125,7 +125,7 @@ def heads_for(
 
 
 def best_heads(network: Network, tokenizers: Tokenizers, side: HeldOut, probabilities: Probabilities) -> Heads:
-    """The heads whose mean follows the lexicon best, among the best head, the best two, and so on to `MOST`.
+    """Return the heads whose mean follows the lexicon best, among the best head, the best two, and so on to `MOST`.
 
     The mean of the last layer's heads if no validation piece has a translation by the lexicon.
     """
@@ -183,7 +183,7 @@ class _Pair:
 
 
 def _pairs(network: Network, tokenizers: Tokenizers, side: HeldOut, probabilities: Probabilities) -> list[_Pair]:
-    """The pairs of a side that the model can translate unsplit, and that are not longer than `LONGEST`."""
+    """Return the pairs of a side that the model can translate unsplit, and that are not longer than `LONGEST`."""
     front = Source(SourceLines(side.sources, side.directions), tokenizers.source, network.longest_source)
     pairs = []
     longest = min(LONGEST, front.longest or LONGEST), min(LONGEST, (network.longest_target or LONGEST) - 1)

@@ -28,7 +28,7 @@ class ContextLimits:
 
     @classmethod
     def of(cls, runs: Sequence[Run], direction: str) -> "ContextLimits | None":
-        """The limits of several runs as one model; None if one of them was trained on single sentences.
+        """Return the limits of several runs as one model; None if one of them was trained on single sentences.
 
         Raises: RunError for a damaged run.
         """
@@ -40,7 +40,7 @@ class ContextLimits:
 
 
 def _limits(run: Run, direction: str) -> ContextLimits | None:
-    """The limits of one run.
+    """Return the limits of one run.
 
     Rows of `data.documents` keep to its number of pieces on both sides. Otherwise the training lines are documents if
     one in twenty has several sentences.
@@ -78,14 +78,14 @@ class ContextCounts:
 
     @classmethod
     def restored(cls, state: Any) -> Self:
-        """The counts with this `state`. Raises: TypeError or ValueError for an invalid state."""
+        """Return the counts with this `state`. Raises: TypeError or ValueError for an invalid state."""
         if len(state) != len(fields(cls)):
             raise ValueError("counts of another version")
         return cls(*map(int, state))
 
     @classmethod
     def of(cls, lines: "Sequence[WithContext]") -> Self:
-        """The counts of these lines."""
+        """Return the counts of these lines."""
         sizes = [line.context for line in lines]
         return cls(sum(size > 0 for size in sizes), sum(sizes), sum(line.cut for line in lines))
 
@@ -95,11 +95,11 @@ class ContextCounts:
         )
 
     def state(self) -> list[Any]:
-        """The counts as JSON values."""
+        """Return the counts as JSON values."""
         return list(astuple(self))
 
     def message(self, limits: "ContextLimits") -> str | None:
-        """The message for the user on contexts that were cut; None if there are none."""
+        """Return the message for the user on contexts that were cut; None if there are none."""
         if not self.cut:
             return None
         more = "" if limits.sentences is None else f" and {limits.sentences:,} sentences"
@@ -123,7 +123,7 @@ class Pair(WithContext):
 def contexts_in_documents(
     sources: Sequence[str], targets: Sequence[str], ids: Sequence[int] | Sequence[str], pieces: int
 ) -> list[Context]:
-    """The lines that precede each line in its document, as many of the nearest as `pieces` pieces can hold.
+    """Return the lines that precede each line in its document, as many of the nearest as `pieces` pieces can hold.
 
     `ids` are the documents of the lines; a changed id begins a new document.
     """
@@ -160,7 +160,7 @@ class ContextJoiner:
     def pairs(
         self, texts: Sequence[str], targets: Sequence[Sequence[int]], alike: Sequence[Hashable] | None = None
     ) -> list[Pair]:
-        """Each line and its translation, a text and its pieces, after their context.
+        """Return each line and its translation, a text and its pieces, after their context.
 
         Lines with equal values in `alike` get the same number of context sentences. A context sentence is left out if
         it or its translation has no pieces.
@@ -174,7 +174,7 @@ class ContextJoiner:
         return pairs
 
     def _pair(self, number: int, text: str, target: Sequence[int], most: int | None = None) -> Pair:
-        """A line after `most` sentences of its context, or fewer; None: as many as fit."""
+        """Return a line after `most` sentences of its context, or fewer; None: as many as fit."""
         source, context = self._source.encoded[number], list[tuple[str, str]]()
         if source and target:
             context = [(a, b) for a, b in self._contexts[number] if self._pieces[0][a] and self._pieces[1][b]]
@@ -194,7 +194,7 @@ class ContextJoiner:
         return all(most is None or size <= most for size, most in zip(sizes, self._most, strict=True))
 
     def _fitting(self, context: Context, source: int, target: int) -> int:
-        """The number of sentences, from the nearest on, that fit before a line of so many pieces."""
+        """Return the number of sentences, from the nearest on, that fit before a line of so many pieces."""
         most = len(context) if self._sentences is None else min(len(context), self._sentences - 1)
         for count in range(most):
             before, translated = context[-1 - count]
@@ -213,7 +213,7 @@ class ContextJoiner:
         return Pair(segment, [*joined, *target, EOS], len(joined))
 
     def _as_text(self, context: Context, number: int, text: str, seams: tuple[str, str]) -> Pair:
-        """The line after its context as one text.
+        """Return the line after its context as one text.
 
         A piece that spells the end of the context and the beginning of the line is counted as the line's.
         """
@@ -238,5 +238,5 @@ def _smaller(one: int | None, other: int | None) -> int | None:
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of pieces at the beginning that two sequences share."""
+    """Return the number of pieces at the beginning that two sequences share."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -72,7 +72,7 @@ class SourceBatch:
     """Returns whether the result is no longer wanted; called at each step. None: it is always wanted."""
 
     def restricted(self, pieces: Tensor) -> "SourceBatch":
-        """The same batch in which only `pieces` (K,), ascending ids, and the pieces of prefixes may be generated.
+        """Restrict generation to `pieces` (K,), ascending ids, and the pieces of prefixes; return the new batch.
 
         The batch itself must not be restricted.
         """
@@ -123,15 +123,15 @@ class Hypotheses:
         return (self.pieces != PAD).sum(-1)
 
     def with_ids(self, pieces: Tensor | None) -> "Hypotheses":
-        """The same hypotheses with vocabulary ids instead of indices into `pieces` (K,) (`SourceBatch.pieces`)."""
+        """Replace indices into `pieces` (K,) (`SourceBatch.pieces`) by vocabulary ids; return the new hypotheses."""
         return self if pieces is None else replace(self, pieces=pieces[self.pieces])
 
     def ranked(self) -> "Hypotheses":
-        """The same hypotheses, sorted by descending score in each segment; equal scores keep their order."""
+        """Return the same hypotheses, sorted by descending score in each segment; equal scores keep their order."""
         return self.at(self.scores.argsort(dim=1, descending=True, stable=True))
 
     def at(self, order: Tensor) -> "Hypotheses":
-        """The hypotheses with the numbers `order` (B, N')."""
+        """Return the hypotheses with the numbers `order` (B, N')."""
         pieces = self.pieces.gather(1, order[..., None].expand(-1, -1, self.pieces.shape[2]))
         astray = None if self.astray is None else self.astray.gather(1, order)
         return Hypotheses(pieces, self.log_probs.gather(1, order), self.scores.gather(1, order), astray)
@@ -174,10 +174,10 @@ class Engine(Protocol):
         """The context for all calls of `translate` and `log_probs`; gives the device of the batches."""
 
     def translate(self, batch: SourceBatch) -> Hypotheses:
-        """The hypotheses of each segment, best first, at least `settings.n_best`; with `mbr`, `settings.hypotheses`."""
+        """Return each segment's hypotheses, best first: at least `settings.n_best`; with `mbr`, `hypotheses`."""
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
-        """The log-probability of each target piece, given its source and the pieces before it: (B, T) float32.
+        """Return the log-probability of each target piece, given its source and the pieces before it: (B, T) float32.
 
         source (B, S) and target (B, T) pieces, EOS at the end, padded on the right; task (B,). Padding has 0.
         Raises: MtkitError if the engine cannot score given translations.

@@ -254,7 +254,7 @@ def translate_side(
 
 
 def _read_side(path: Path) -> tuple[list[list[Translation]], float]:
-    """The translations in a file, which is then removed, and their seconds. Raises: MtkitError if it is damaged."""
+    """Read the translations in a file and their seconds, and remove it. Raises: MtkitError if it is damaged."""
     translations, seconds = list[list[Translation]](), 0.0
     try:
         for line in path.read_bytes().splitlines():
@@ -269,7 +269,7 @@ def _read_side(path: Path) -> tuple[list[list[Translation]], float]:
 
 
 def _translation(row: dict[str, Any]) -> Translation:
-    """The translation of JSON values, in which null is minus infinity."""
+    """Return the translation of JSON values, in which null is minus infinity."""
     row |= {name: -inf for name in ("score", "log_prob") if row[name] is None}
     return Translation(**row | {"pieces": tuple(row["pieces"]), "of_parts": tuple(map(_translation, row["of_parts"]))})
 
@@ -277,7 +277,7 @@ def _translation(row: dict[str, Any]) -> Translation:
 def output_lines(
     translations: Sequence[Sequence[Translation]], first: int, settings: DecodingSettings, *, scores: bool
 ) -> Iterable[str]:
-    """The output of lines from number `first` on, from 0."""
+    """Return the output of lines from number `first` on, from 0."""
     if settings.n_best > 1:
         return n_best_lines(translations, first)
     return [scored_line(best) if scores else best.text for best, *_ in translations]
@@ -291,7 +291,7 @@ def _unequal_ids(ids: Text) -> str:
 
 
 def _rows(texts: Sequence[Text], messages: Sequence[str]) -> Iterator[Item]:
-    """The lines of all texts, row by row.
+    """Yield the lines of all texts, row by row.
 
     Raises: DataError for a text with more or fewer lines than the first, with its message (the first has none); at once
     if both numbers are known.
@@ -312,7 +312,7 @@ def _rows(texts: Sequence[Text], messages: Sequence[str]) -> Iterator[Item]:
 
 
 def _count(text: Text) -> int | None:
-    """The number of lines, if they can be read more than once."""
+    """Return the number of lines, if they can be read more than once."""
     if isinstance(text, Path):
         return sum(1 for _ in _lines(text)) if text.is_file() else None
     return len(text) if isinstance(text, Sequence) else None
@@ -332,7 +332,7 @@ def _check_outputs(outputs: Sequence[Path | BinaryIO], texts: Sequence[Text | No
 def _check_part(
     translator: Translator, source: Text, outputs: Sequence[Path | BinaryIO], *, joins: bool
 ) -> tuple[Path, list[Path]]:
-    """The source and the outputs of a part, which are files. Raises: MtkitError for what cannot be done in parts."""
+    """Return the files of a part's source and outputs. Raises: MtkitError for what cannot be done in parts."""
     paths = [path for path in (source, *outputs) if isinstance(path, Path) and not is_device(path)]
     if len(paths) <= len(outputs):
         raise MtkitError("parts are read from a file and written to files; give --input and --output a file each")

@@ -68,7 +68,7 @@ def force_lines(
     alike: Sequence[Hashable] | None = None,
     on_progress: OnProgress = lambda lines: None,
 ) -> list[Forced]:
-    """The piece log-probabilities of each target line, given its source line.
+    """Return the piece log-probabilities of each target line, given its source line.
 
     With `contexts` for a model with these `limits`, each line and its target follow as much of their context as fits;
     lines with equal values in `alike` get the same number of context sentences.
@@ -104,7 +104,7 @@ def force_lines(
 def check_pairs(
     model: Limited, tokenizers: Tokenizers, lines: SourceLines, targets: Sequence[str]
 ) -> tuple[Source, list[list[int]]]:
-    """The source, and the pieces of the target lines, which make pairs within the limits of the model.
+    """Return the source, and the pieces of the target lines, which make pairs within the limits of the model.
 
     Raises: DataError for unequal numbers of lines, and for a line that is too long for the model.
     """
@@ -119,7 +119,7 @@ def check_pairs(
 
 
 def _without_context(pair: Pair, log_probs: Sequence[float]) -> Forced:
-    """The result of a pair with the log-probabilities of all its target pieces, padded."""
+    """Return the result of a pair with the log-probabilities of all its target pieces, padded."""
     places = slice(pair.first, len(pair.target))
     return Forced(tuple(pair.target[places]), tuple(log_probs[places]), context=pair.context, cut=pair.cut)
 
@@ -166,7 +166,7 @@ def _in_batches(
     device: torch.device,
     on_progress: OnProgress = lambda lines: None,
 ) -> list[Result]:
-    """The results for pairs of a segment and a target, in order; `work` computes batches of indices in parallel."""
+    """Return the results for pairs of a segment and a target, in order; `work` computes a batch of indices."""
     lengths = [max(len(segment.pieces), len(target)) for segment, target in zip(segments, targets, strict=True)]
     results: dict[int, Result] = {}
     for batch in map_batches(work, lengths, batch_tokens, device):
@@ -183,7 +183,7 @@ def forced_weights(
     device: torch.device,
     roles: Sequence[str] = ("cross",),
 ) -> Weights:
-    """The attention weights of these roles, in all layers, for a batch of segments with given translations.
+    """Return the attention weights of these roles, in all layers, for a batch of segments with given translations.
 
     sources and targets are pieces with EOS at the end; tasks are the segments'. Weights at padding are meaningless.
     Call it within `decoding_with`.
@@ -201,7 +201,7 @@ def forced_output(
     device: torch.device,
     weights: Weights | None = None,
 ) -> Output:
-    """The decoder's output for a batch of segments with given translations; `weights` as in `Network.forward`.
+    """Return the decoder's output for a batch of segments with given translations; `weights` as in `Network.forward`.
 
     Arguments as in `forced_weights`. Call it within `decoding_with`.
     """

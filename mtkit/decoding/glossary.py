@@ -68,11 +68,11 @@ class Glossary:
         return cls(_read(path), tokenizer)
 
     def terms(self, text: str) -> tuple[Term, ...]:
-        """The terms that the translation of a source text must contain."""
+        """Return the terms that the translation of a source text must contain."""
         return tuple(Term(self._pieces(spellings), count) for spellings, count in self._required(text).items())
 
     def count(self, source: str, target: str) -> tuple[int, int]:
-        """The number of terms that a translation must contain, and how many its text lacks."""
+        """Return the number of terms that a translation must contain, and how many its text lacks."""
         required, text = self._required(source), tokens(target)
         occurrences = {
             spellings: sum(_occurrences(text, tokens(spelling)) for spelling in spellings) for spellings in required
@@ -81,12 +81,12 @@ class Glossary:
         return sum(required.values()), missed
 
     def of_batch(self, terms: Sequence[tuple[Term, ...]], device: torch.device) -> RequiredTerms:
-        """The terms of the segments in a batch, on the device."""
+        """Return the terms of the segments in a batch, on the device."""
         starts, ends = self._inside
         return RequiredTerms(list(terms), starts.to(device), ends.to(device))
 
     def _required(self, text: str) -> dict[Spellings, int]:
-        """The target terms of a source text, from left to right, with the number of their occurrences."""
+        """Return the target terms of a source text, from left to right, with the number of their occurrences."""
         counts, upper = Counter[str](), set[str]()
         place, text_tokens = 0, tokens(text)
         while place < len(text_tokens):
@@ -106,7 +106,7 @@ class Glossary:
         return tuple(dict.fromkeys(form for spelling in spellings for form in self._forms(spelling)))
 
     def _forms(self, spelling: str) -> list[tuple[int, ...]]:
-        """The pieces of a term after a space and directly after other text, without forms that lose a character."""
+        """Return a term's pieces after a space and directly after other text, without forms that lose a character."""
         forms = [tuple(self._tokenizer.encode(spelling)), tuple(self._within_text.encode(spelling))]
         return [form for form in forms if UNK not in form and tokens(self._tokenizer.decode(form)) == tokens(spelling)]
 
@@ -129,7 +129,7 @@ class Glossary:
 
 
 def tokens(text: str) -> list[str]:
-    """The words of a text, and its other characters one by one, in Unicode's form NFKC.
+    """Return the words of a text, and its other characters one by one, in Unicode's form NFKC.
 
     Scripts without spaces between words have a token per character.
     """
@@ -150,7 +150,7 @@ def _is_inside(character: str) -> bool:
 
 
 def _occurrences(text: Sequence[str], term: Sequence[str]) -> int:
-    """The number of times that a term's tokens occur, without overlap."""
+    """Return the number of times that a term's tokens occur, without overlap."""
     count = place = 0
     while place + len(term) <= len(text):
         same = text[place : place + len(term)] == term
@@ -159,7 +159,7 @@ def _occurrences(text: Sequence[str], term: Sequence[str]) -> int:
 
 
 def _capitalised(term: Sequence[str]) -> tuple[str, ...]:
-    """The tokens of a source term with a capital first letter."""
+    """Return the tokens of a source term with a capital first letter."""
     return (term[0][:1].upper() + term[0][1:], *term[1:])
 
 
@@ -168,7 +168,7 @@ def _upper(term: Sequence[str]) -> tuple[str, ...]:
 
 
 def _spellings(target: str, *, upper: bool) -> Spellings:
-    """The spellings of a target term; `upper` if the source text is in capitals."""
+    """Return the spellings of a target term; `upper` if the source text is in capitals."""
     first = target.split(maxsplit=1)[0]
     capital = target[0].upper() + target[1:] if first == first.lower() else target
     return tuple(dict.fromkeys((target, capital, *([target.upper()] if upper else []))))

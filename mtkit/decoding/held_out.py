@@ -49,7 +49,7 @@ class HeldOut:
     """The document id of each segment, if the side has any, also if documents are not translated together."""
 
     def sample(self, segments: int) -> "HeldOut":
-        """A sample of this number of segments: the first ones of each corpus, in proportion to its size, at least one.
+        """Take this number of segments: the first ones of each corpus, in proportion to its size, at least one.
 
         The first ones keep documents together.
         """
@@ -61,7 +61,7 @@ class HeldOut:
         return replace(self.at(rows), corpora=taken)
 
     def at(self, rows: Sequence[int]) -> "HeldOut":
-        """The segments of these rows, as one corpus."""
+        """Return the segments of these rows, as one corpus."""
         return HeldOut(
             self.name,
             [self.sources[row] for row in rows],
@@ -79,7 +79,7 @@ class HeldOut:
     def lines(
         self, settings: DecodingSettings, *, joined: bool = True, trained_on: TrainedOn | None = None
     ) -> SourceLines:
-        """The source lines to translate; documents that are `joined` allow one translation per line."""
+        """Return the source lines to translate; documents that are `joined` allow one translation per line."""
         documents = self.documents and self.documents.under(settings) if joined and settings.n_best == 1 else None
         return SourceLines(self.sources, self.directions, documents, trained_on or TrainedOn())
 
@@ -104,7 +104,7 @@ class Speed:
 
 
 def held_out(prepared: Prepared, name: str | None = None) -> HeldOut:
-    """The named side of prepared data; by default the first test side, or the validation side if there is no other.
+    """Return a side of prepared data by name; None: the first test side, or the validation side without any.
 
     Raises: DataError for an unknown name; the message lists the sides.
     """
@@ -129,7 +129,7 @@ def held_out(prepared: Prepared, name: str | None = None) -> HeldOut:
 
 
 def files_of(run: Run, side: str) -> dict[str, Path]:
-    """The files of a side's translations in the run's folder, by their suffixes: "txt", "source.txt", ...
+    """Return the files of a side's translations in the run's folder, by their suffixes: "txt", "source.txt", ...
 
     Raises: MtkitError if one of them, or their folder, is a link.
     """
@@ -175,7 +175,7 @@ def save(
 
 
 def unusual(translations: Sequence[Translation]) -> dict[str, int]:
-    """The numbers of lines that were joined with others of their document, fell back, were cut, or were split."""
+    """Count the lines that were joined with others of their document, fell back, were cut, or were split."""
     return {
         "joined": sum(translation.together > 1 for translation in translations),
         "fell_back": sum(translation.fell_back for translation in translations),
@@ -185,7 +185,7 @@ def unusual(translations: Sequence[Translation]) -> dict[str, int]:
 
 
 def n_best_lines(translations: Sequence[Sequence[Translation]], first: int = 0) -> Iterator[str]:
-    """One output line per translation: line number from 1, score and text, separated by tabs.
+    """Yield one output line per translation: line number from 1, score and text, separated by tabs.
 
     A tab in the text is written as a space. `first` is the number of the first line among all, from 0.
     """
@@ -201,7 +201,7 @@ def scored_line(translation: Translation) -> str:
 
 
 def _shares(sizes: Sequence[int], total: int) -> list[int]:
-    """The shares of `total` in proportion to the sizes, each at least one as long as any are left."""
+    """Return the shares of `total` in proportion to the sizes, each at least one as long as any are left."""
     shares, left = [], total
     for place, size in enumerate(sizes):
         fair = round(left * size / max(sum(sizes[place:]), 1))

@@ -61,7 +61,7 @@ def map_batches(
 
 
 def usual_batch_tokens(device: torch.device, hypotheses: int) -> int:
-    """The padded source pieces of a batch, once per hypothesis: few enough for a CPU's caches, or enough to fill a GPU.
+    """Return a batch's padded source pieces times hypotheses: few enough for a CPU's caches, enough to fill a GPU.
 
     Several hypotheses of a segment read the same source.
     """
@@ -71,7 +71,7 @@ def usual_batch_tokens(device: torch.device, hypotheses: int) -> int:
 
 
 def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: int = 1) -> list[list[int]]:
-    """The segments of each batch by index, longest first, so that memory runs out in the first batch or never.
+    """Return the segments of each batch by index, longest first, so that memory runs out in the first batch or never.
 
     A batch holds at most `batch_tokens` padded source pieces, each counted once per hypothesis, or one segment. If
     several batches are computed `at_once`, the number of batches is raised to a multiple of this number, with batches
@@ -101,7 +101,7 @@ def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: in
 def parallel_map(
     work: Callable[[Item], Result], items: Sequence[Item], device: torch.device, most: int = MOST
 ) -> Iterator[Result]:
-    """The results of `work` on each item, in order; a CPU computes up to `most` at once, which share PyTorch's threads.
+    """Yield the results of `work`, in order; a CPU computes up to `most` at once, which share PyTorch's threads.
 
     `work` runs under the inference mode and autocast of the caller. An accelerator, which has one queue, computes one
     item at a time. A caller that leaves early or is interrupted waits for the items already started.
@@ -131,7 +131,7 @@ def parallel_map(
 
 
 def at_once(device: torch.device, items: int | None = None, most: int = MOST) -> int:
-    """The number of items computed at a time; on a CPU, they share PyTorch's threads equally.
+    """Return the number of items computed at a time; on a CPU, they share PyTorch's threads equally.
 
     `items` is the number of items; None: at least `most`.
     """
@@ -161,7 +161,7 @@ class Workers:
 
     @classmethod
     def where_possible(cls, device: torch.device) -> "Workers | None":
-        """A process for each thread of PyTorch; None if there is one thread, or if this thread may not fork.
+        """Return a process for each thread of PyTorch; None if there is one thread, or if this thread may not fork.
 
         On macOS, system libraries fail in a copy.
         """
@@ -177,7 +177,7 @@ class Workers:
                 self._idle.put(_fork(serve))
 
     def answer(self, job: Any, stopped: Callable[[], bool] | None = None) -> Any:
-        """The answer of the next idle process; None if it failed, has died, or was `stopped`."""
+        """Return the answer of the next idle process; None if it failed, has died, or was `stopped`."""
         assert self._idle is not None
         process, still_usable = self._idle.get(), None
         try:
@@ -198,7 +198,7 @@ class Workers:
 
 
 def _fork(serve: Serve) -> Connection | None:
-    """The pipe to a new process; None if the system has no memory, or no number, for one more."""
+    """Return the pipe to a new process; None if the system has no memory, or no number, for one more."""
     context = get_context("fork")
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_answer_jobs, args=(serve, child_end, parent_end), daemon=True)

@@ -61,7 +61,7 @@ _GRAPHS: WeakKeyDictionary[Any, Graphs] = WeakKeyDictionary()
 
 
 def graphs_of(model: Model) -> Graphs:
-    """The graphs of a model, which serves one call at a time; the same ones until `forget_graphs`."""
+    """Return the graphs of a model, which serves one call at a time; the same ones until `forget_graphs`."""
     return _GRAPHS.get(model) or _GRAPHS.setdefault(model, Graphs())
 
 
@@ -85,7 +85,7 @@ class Repeated:
         self._possible = True
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """The function's results."""
+        """Return the function's results."""
         shapes = [x.shape for x in inputs]
         if shapes != self._shapes or not self._possible:
             self._shapes, self._results, self._run = shapes, None, None
@@ -123,7 +123,7 @@ class StepGraphs:
         self.longest_source, self.longest_target = model.longest_source, model.longest_target
 
     def parameters(self) -> Iterator[Any]:
-        """The model's parameters."""
+        """Return the model's parameters."""
         return self._model.parameters()
 
     def train(self, mode: bool = True) -> Any:
@@ -131,18 +131,18 @@ class StepGraphs:
         return self._model.train(mode)
 
     def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Any:
-        """The model's `encode`."""
+        """Return the model's `encode`."""
         return self._model.encode(source, source_valid, task=task)
 
     def start(self, encoded: Any, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
-        """The model's `start`."""
+        """Return the model's `start`."""
         return {"of": self._model.start(encoded, hypotheses=hypotheses, pieces=pieces), "steps": 0}
 
     def fixed_state(self, state: Any, segments: int, hypotheses: int, steps: int) -> None:
         """None: the states have this form already."""
 
     def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Logits, State, Tensor | None]:
-        """The model's `step`, recorded if its attentions have a state of fixed shapes.
+        """Return the model's `step`, recorded if its attentions have a state of fixed shapes.
 
         Such a state is under "shared", which `reorder` does not change. It changes "order" (B, N), the hypotheses that
         the present ones continue, by which the recorded step reorders the state.
@@ -171,7 +171,7 @@ class StepGraphs:
     def _step_in_place(
         self, state: State, need_weights: bool, token: Tensor, order: Tensor
     ) -> tuple[Logits, Tensor | None]:
-        """The model's step after the hypotheses `order` (B, N) of the state; the state becomes the one after it."""
+        """Make the model's step after the hypotheses `order` (B, N) of the state, which becomes the state after it."""
         logits, after, weights = self._model.step(token, _reordered(state, order), need_weights=need_weights)
         pairs = [pair for pair in zip(tensors_of(state), tensors_of(after), strict=True) if pair[0] is not pair[1]]
         torch._foreach_copy_([before for before, _ in pairs], [value for _, value in pairs])
@@ -185,5 +185,5 @@ class StepGraphs:
 
 
 def _reordered(state: State, order: Tensor) -> State:
-    """The state after the hypotheses `order` (B, N); a single one has no order."""
+    """Return the state after the hypotheses `order` (B, N); a single one has no order."""
     return state if order.shape[1] == 1 else reorder(state, order)

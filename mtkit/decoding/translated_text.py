@@ -34,7 +34,7 @@ def with_translations(
     say: Say = quiet,
     progress: ProgressBar = silent,
 ) -> DataSettings:
-    """The settings with a text file for each side that a run is to translate; missing files are translated first.
+    """Return the settings with a text file for each side that a run translates; missing files are translated first.
 
     A repeated call resumes. A file translated from the same text with the same weights and decoding settings is used
     again. The decoding settings are in the run's recipe. `say` gets messages for people.
@@ -53,7 +53,7 @@ def with_translations(
 
 
 def _completed(corpus: Corpus, direction: str, stem: Path, device: str, say: Say, progress: ProgressBar) -> Corpus:
-    """The corpus with both sides; the missing one is translated into `stem`.txt."""
+    """Return the corpus with both sides; the missing one is translated into `stem`.txt."""
     if corpus.translated_by is None:
         return corpus
     given, missing = ("source", "target") if corpus.target is None else ("target", "source")
@@ -91,7 +91,7 @@ def _completed(corpus: Corpus, direction: str, stem: Path, device: str, say: Say
 
 
 def _translator(run: Path, device: str) -> Translator:
-    """A translator, with one translation per line, of the run in that folder or with that name in ./mtkit-runs."""
+    """Load the run in that folder, or with that name in ./mtkit-runs, with one translation per line."""
     if run_folder_of(run) == run and not run.is_dir():
         raise RunError(f"data.train: translated_by {run}: no such run folder; train that run first, or name another")
     loaded = named_run(run)

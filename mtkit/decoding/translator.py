@@ -102,7 +102,7 @@ class Translator:
             self.about["ensemble"] = [str(run.folder) for run in runs]
 
     def with_settings(self, settings: DecodingSettings) -> "Translator":
-        """The same loaded model with other decoding settings; mtkit's engine is used if another does not support them.
+        """Return this translator with other decoding settings; mtkit's engine is used if another does not support them.
 
         Raises: MtkitError if the user named an engine that does not support them, and for more pieces of joined lines
         than the models can read.
@@ -183,7 +183,7 @@ class Translator:
         }
 
     def directions(self, chosen: str | None, lines: int) -> Directions:
-        """The same direction for a number of lines. Raises: MtkitError as `Directions.alike`."""
+        """Return the same direction for a number of lines. Raises: MtkitError as `Directions.alike`."""
         return Directions.alike(self.runs[0].directions, chosen, lines)
 
     def source(
@@ -195,7 +195,7 @@ class Translator:
         prefixes: Sequence[str] | None = None,
         first: int = 0,
     ) -> SourceLines:
-        """The lines with the limits and directions of these runs; `documents` are the ids of documents to join.
+        """Return the lines with the limits and directions of these runs; `documents` are the ids of documents to join.
 
         `direction` is the direction of all lines, or contains one for each; None: the only one of the runs. `prefixes`
         are the texts with which the translations must begin. `first` is the number of the first line among all that
@@ -213,7 +213,7 @@ class Translator:
         return SourceLines(lines, directions, joined, self._trained_on, numbers, prefixes, self._glossary)
 
     def side_lines(self, side: HeldOut, *, joined: bool) -> SourceLines:
-        """The source lines of a side; documents that are `joined` allow one translation per line."""
+        """Return the source lines of a side; documents that are `joined` allow one translation per line."""
         documents = side.documents if joined and self.settings.n_best == 1 else None
         ids = None if documents is None else documents.ids
         return self.source(side.sources, direction=side.directions, documents=ids)
@@ -226,7 +226,7 @@ class Translator:
         on_progress: OnProgress = lambda lines: None,
         stopped: Callable[[], bool] | None = None,
     ) -> list[list[Translation]]:
-        """The translations of lines from `source`, or of plain lines in one direction; see `translate_lines`.
+        """Return the translations of lines from `source`, or of plain lines in one direction; see `translate_lines`.
 
         Raises: MtkitError as `source` and `translate_lines`.
         """
@@ -235,7 +235,7 @@ class Translator:
         return translate_lines(self.engine, self.tokenizers, lines, on_progress=on_progress, stopped=stopped)
 
     def align(self, source: str, target: str | None = None, *, direction: str | None = None) -> Alignment:
-        """The attention of the run while it predicts each piece of `target`; None: the translation that it finds.
+        """Return the run's attention at each piece of `target`; None: of the run's translation.
 
         Raises: MtkitError for an ensemble, for a text of several lines, and as `mtkit.decoding.alignment.align`.
         """
@@ -246,7 +246,7 @@ class Translator:
     def output_steps(
         self, source: str, target: str | None = None, *, top: int = 5, direction: str | None = None
     ) -> list[Step]:
-        """The `top` likeliest pieces at each step while the run predicts `target`; None: the translation that it finds.
+        """Return the `top` likeliest pieces at each step of predicting `target`; None: of the run's translation.
 
         Raises: as `align`; a run without attention weights has distributions.
         """
@@ -270,7 +270,7 @@ class Translator:
             )
 
     def word_heads(self, data: Path | None = None, *, say: Say = quiet, progress: ProgressBar = silent) -> Heads:
-        """The heads that align words, chosen at first use by the prepared data; None: the run's. See `heads_for`.
+        """Return the heads that align words, chosen at first use by prepared data (None: the run's); see `heads_for`.
 
         Raises: MtkitError for an ensemble; RunError for a damaged file of heads.
         """
@@ -279,11 +279,11 @@ class Translator:
         return heads_for(run, self.network, self._weights[0], folder, say=say, progress=progress)
 
     def links(self, lines: SourceLines, translations: Sequence[Translation], heads: Heads) -> list[Links]:
-        """The links between the words of each line and its translation, which `translate` returned."""
+        """Return the links between the words of each line and its translation, which `translate` returned."""
         return link_lines(self.network, self.tokenizers, heads, lines, translations)
 
     def link_targets(self, lines: SourceLines, targets: Sequence[str], heads: Heads) -> list[Links]:
-        """The links between the words of each line and of a given translation; see `word_alignment.link_targets`."""
+        """Link the words of each line with those of a given translation; see `word_alignment.link_targets`."""
         return link_targets(self.network, self.tokenizers, heads, lines, targets)
 
     def force(
@@ -293,7 +293,7 @@ class Translator:
         *,
         on_progress: OnProgress = lambda lines: None,
     ) -> list[float]:
-        """The log-probability of each given translation of `lines`, which are as in `translate`."""
+        """Return the log-probability of each given translation of `lines`, which are as in `translate`."""
         return [forced.log_prob for forced in self.force_pieces(lines, targets, on_progress=on_progress)]
 
     def force_pieces(
@@ -306,7 +306,7 @@ class Translator:
         alike: Sequence[Hashable] | None = None,
         on_progress: OnProgress = lambda lines: None,
     ) -> list[Forced]:
-        """The piece log-probabilities of given translations; see `mtkit.decoding.forced.force_lines`."""
+        """Return the piece log-probabilities of given translations; see `mtkit.decoding.forced.force_lines`."""
         if not isinstance(lines, SourceLines):
             lines = self.source(lines)
         return force_lines(
@@ -314,7 +314,7 @@ class Translator:
         )
 
     def context_limits(self, direction: str | None = None) -> ContextLimits | None:
-        """The limits of context in this direction (None: the first); None if the runs use none."""
+        """Return the limits of context in this direction (None: the first); None if the runs use none."""
         limits = ContextLimits.of(self.runs, direction or self.runs[0].directions[0])
         pieces = self.settings.document_pieces
         return limits if limits is None or pieces is None else replace(limits, pieces=pieces)

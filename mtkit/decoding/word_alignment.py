@@ -30,7 +30,7 @@ Links = list[tuple[int, int]]
 
 
 def pharaoh(links: Links) -> str:
-    """The links as a line of text: 0-0 1-2."""
+    """Return the links as a line of text: 0-0 1-2."""
     return " ".join(f"{source}-{target}" for source, target in links)
 
 
@@ -41,7 +41,7 @@ def link_lines(
     lines: SourceLines | Sequence[str],
     translations: Sequence[Translation],
 ) -> list[Links]:
-    """The links of each line with its translation; a blank line has none.
+    """Return the links of each line with its translation; a blank line has none.
 
     `translations` are the result of `mtkit.decoding.translate.translate_lines` for the lines, by this network or by one
     with the same limits of length.
@@ -64,7 +64,7 @@ def link_lines(
 def link_targets(
     network: Network, tokenizers: Tokenizers, heads: Heads, lines: SourceLines | Sequence[str], targets: Sequence[str]
 ) -> list[Links]:
-    """The links of each line with a given translation; none if one of the two is blank.
+    """Return the links of each line with a given translation; none if one of the two is blank.
 
     Raises: DataError for unequal numbers of lines, and for a line that is too long for the model.
     """
@@ -108,7 +108,7 @@ class _Linked:
 
 
 def _segments(source: Source, translations: Sequence[Translation]) -> Iterator[_Linked]:
-    """The segments as which the lines were translated; segments without a translation are left out."""
+    """Yield the segments as which the lines were translated; segments without a translation are left out."""
     together = {number for number, line in enumerate(translations) if line.together > 1 and not line.fell_back}
     windows = source.windows()
     while windows:
@@ -124,12 +124,12 @@ def _segments(source: Source, translations: Sequence[Translation]) -> Iterator[_
 
 
 def _pieces_of(translations: Sequence[Translation], number: int) -> tuple[int, ...]:
-    """The pieces of a line that later lines read again; none if it was translated by itself."""
+    """Return the pieces of a line that later lines read again; none if it was translated by itself."""
     return () if translations[number].fell_back else translations[number].pieces
 
 
 def _joined(source: Source, window: Window, translations: Sequence[Translation]) -> _Linked:
-    """The lines of a window, which were translated as one segment."""
+    """Return the lines of a window, which were translated as one segment."""
     target: list[int] = []
     blocks, begin = [], 0
     known = window.known(partial(_pieces_of, translations))
@@ -147,7 +147,7 @@ def _joined(source: Source, window: Window, translations: Sequence[Translation])
 
 
 def _parts(source: Source, number: int, whole: Translation) -> Iterator[_Linked]:
-    """The parts of a line, or the line itself; each is a segment."""
+    """Yield the parts of a line, or the line itself; each is a segment."""
     source_at = target_at = 0
     line, parts = source.lines[number], source.parts(number)
     source_starts, target_starts = word_starts(line), word_starts(whole.text)
@@ -164,7 +164,7 @@ def _parts(source: Source, number: int, whole: Translation) -> Iterator[_Linked]
 
 
 def _side(begin: int, pieces: Sequence[int], text: str, starts: Sequence[int], at: int = 0) -> _Side:
-    """The side of a line's text, or of a text that starts at the character `at` of a line with these word starts."""
+    """Return the side of a line's text, or of a text from character `at` of a line with these word starts."""
     return _Side(begin, pieces, text, [bisect_right(starts, at + start) - 1 for start in word_starts(text)])
 
 
@@ -173,7 +173,7 @@ def _without_eos(translation: Translation) -> list[int]:
 
 
 def _links(block: _Block, rows: np.ndarray, tokenizers: Tokenizers) -> Links:
-    """The links of a line, or a part of it, by the weights of a segment (T, S)."""
+    """Return the links of a line, or a part of it, by the weights of a segment (T, S)."""
     source, target = block.source, block.target
     weights = rows[target.begin : target.begin + len(target.pieces), source.begin : source.begin + len(source.pieces)]
     source_shares = word_shares(tokenizers.source, source.pieces, source.text, normalised=True)

@@ -24,7 +24,7 @@ class WordScores:
 
 
 def score_words(tokenizer: Tokenizer, text: str, forced: Forced) -> WordScores:
-    """The word scores of a target line, from the log-probabilities of its pieces.
+    """Return the word scores of a target line, from the log-probabilities of its pieces.
 
     A piece that spells parts of several words is divided among them by its bytes in each. A piece that spells nothing,
     such as a space, belongs to the word that follows it, or to the last word.
@@ -43,7 +43,7 @@ def score_words(tokenizer: Tokenizer, text: str, forced: Forced) -> WordScores:
 
 
 def _complete(shares: np.ndarray) -> np.ndarray:
-    """The shares of pieces in words (pieces, words), such that the shares of each piece sum to 1."""
+    """Return the shares of pieces in words (pieces, words), such that the shares of each piece sum to 1."""
     sums = shares.sum(1, keepdims=True)
     complete = shares / np.where(sums > 0, sums, 1)
     word = shares.shape[1] - 1

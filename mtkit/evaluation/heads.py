@@ -70,7 +70,7 @@ class Heads:
     """Nats per target piece; None without a sample."""
 
     def as_object(self) -> dict[str, Any]:
-        """The same as plain lists and numbers, for JSON; a head that has no number has null."""
+        """Return the same as plain lists and numbers, for JSON; a head that has no number has null."""
         names = ("learned", "entropy", "distance", "cost", "cost_error")
         layers = [
             {

@@ -94,16 +94,16 @@ class Checkpoints:
             write_checkpoint(self.base, {"model": weights}, {"update": 0})
 
     def all(self) -> list[Path]:
-        """The checkpoint folders in order of their updates. Raises: MtkitError if one is a link."""
+        """Return the checkpoint folders in order of their updates. Raises: MtkitError if one is a link."""
         return sorted(inside(self.folder, path.name) for path in self.folder.glob("update-*") if path.is_dir())
 
     def last(self) -> Path | None:
-        """The latest checkpoint, from which training resumes; None without one."""
+        """Return the latest checkpoint, from which training resumes; None without one."""
         paths = self.all()
         return paths[-1] if paths else None
 
     def last_good(self) -> Path | None:
-        """The latest checkpoint from before any divergence; None without one."""
+        """Return the latest checkpoint from before any divergence; None without one."""
         return next((path for path in reversed(self.all()) if not read_state(path).get("diverging")), None)
 
     @property
@@ -112,7 +112,7 @@ class Checkpoints:
         return self.last() in self._validated()
 
     def is_averaged(self, count: int) -> bool:
-        """Whether the average of the last `count` validated checkpoints exists, validated with the present settings."""
+        """Return whether the average of the last `count` validated checkpoints exists, scored with these settings."""
         average = self.folder / "average"
         state = read_state(average) if average.is_dir() else None
         if state is None or state.get("judged_by") != self._fingerprint:
@@ -122,7 +122,7 @@ class Checkpoints:
         return state["update"] == wanted[-1] and state.get("averaged", wanted) == wanted
 
     def mean_of_last(self, count: int, parameters: Collection[str]) -> tuple[dict[str, Tensor], list[int]]:
-        """The mean of the last `count` validated checkpoints' weights, of moving averages if saved, and their updates.
+        """Average the weights of the last `count` validated checkpoints, or moving averages; also return their updates.
 
         `parameters` names the weights; other tensors are the last checkpoint's. Checkpoints written after a signal do
         not count, so an interrupted run has the same result.
@@ -177,7 +177,7 @@ class Checkpoints:
         return [path for path in self.all() if read_state(path).get("bleu") is not None]
 
     def _ranked(self, paths: list[Path]) -> list[Path]:
-        """The paths with a score, best first; if some have scores of the present settings, only those."""
+        """Return the paths with a score, best first; if some have scores of the present settings, only those."""
         states = [(read_state(path), path) for path in paths]
         scored = [
             (sort_key(state.get("best_by", "bleu"), score, state.get("nll")), path, state)
@@ -198,18 +198,18 @@ class Checkpoints:
 
 
 def _has_only_checkpoint_files(path: Path) -> bool:
-    """Whether the path is a folder with only files of a checkpoint, not necessarily all."""
+    """Return whether the path is a folder with only files of a checkpoint, not necessarily all."""
     files = {"state.json", *(f"{name}.safetensors" for name in ("model", "optimizer", "ema"))}
     return path.is_dir() and not path.is_symlink() and {file.name for file in path.iterdir()} <= files
 
 
 def _updates(paths: Sequence[Path]) -> list[int]:
-    """The updates of checkpoint folders."""
+    """Return the updates of checkpoint folders."""
     return [int(path.name.partition("-")[2]) for path in paths]
 
 
 def _score(state: State) -> float | None:
-    """The validation score of a checkpoint; earlier versions stored only BLEU."""
+    """Return the validation score of a checkpoint; earlier versions stored only BLEU."""
     return state["score"] if "score" in state else state.get("bleu")
 
 
@@ -230,14 +230,14 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], st
 
 
 def read_state(path: Path) -> State:
-    """The state of a checkpoint folder. Raises: RunError if it is missing, damaged or of another version."""
+    """Return the state of a checkpoint folder. Raises: RunError if it is missing, damaged or of another version."""
     if not (path / "state.json").exists():
         raise RunError(f"{path} is not a checkpoint of mtkit: it has no state.json; {_remedy(path)}")
     return read_stored(path / "state.json", State, _remedy(path), error=RunError, version=FORMAT)
 
 
 def read_progress(path: Path) -> Progress:
-    """The progress when the checkpoint was written. Raises: RunError."""
+    """Return the progress when the checkpoint was written. Raises: RunError."""
     state, file = read_state(path), path / "state.json"
     missing = [name for name in Progress.__dataclass_fields__ if name not in state.keys() | LATER]
     if missing:
@@ -252,7 +252,7 @@ def read_progress(path: Path) -> Progress:
 
 
 def verified_tensors(path: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of one file of a checkpoint, on the CPU, checked against its checksum.
+    """Return the tensors of one file of a checkpoint, on the CPU, checked against its checksum.
 
     Raises: RunError if the file is missing, truncated, altered or a pickle.
     """
@@ -267,7 +267,7 @@ def verified_tensors(path: Path, name: str) -> dict[str, Tensor]:
 
 
 def _without_sharing(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors without shared memory, as safetensors requires: tied weights are written under each name."""
+    """Return the tensors without shared memory, as safetensors requires: tied weights are written under each name."""
     seen: set[int] = set()
     copies = {}
     for name, tensor in tensors.items():

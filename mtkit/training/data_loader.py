@@ -123,11 +123,11 @@ class DataLoader:
             )
 
     def side(self, epoch: int) -> Side:
-        """The rows of an epoch: the training side, or its documents, joined again for each epoch."""
+        """Return the rows of an epoch: the training side, or its documents, joined again for each epoch."""
         return self._epoch(epoch).side
 
     def plan(self, epoch: int) -> Iterator[np.ndarray]:
-        """The rows of every global batch of an epoch, as they are without subword sampling."""
+        """Yield the rows of every global batch of an epoch, as they are without subword sampling."""
         layout = self._epoch(epoch)
         for part, _ in layout.plan.parts():
             yield from part.planned(layout.side)
@@ -138,7 +138,7 @@ class DataLoader:
         return self._resegmentation is not None or self._augmentation is not None
 
     def _epoch(self, number: int) -> _Epoch:
-        """The layout of an epoch; the last one is cached."""
+        """Return the layout of an epoch; the last one is cached."""
         if self._last is None or self._last.number != number:
             side = self._side
             if self._documents is not None:
@@ -170,7 +170,7 @@ class DataLoader:
         return [make_batch(side, rows, self._longest) for rows in list(largest.values())[: 1 if same else 2]]
 
     def spread(self, count: int) -> list[np.ndarray]:
-        """The rows of up to `count` global batches of the first epoch, of widths evenly spaced; not sampled again."""
+        """Return rows of up to `count` global batches of the first epoch, of evenly spaced widths, without sampling."""
         layout = self._epoch(0)
         first, _ = next(layout.plan.parts())
         batches = sorted(first.planned(layout.side), key=lambda rows: int(layout.side.target.lengths[rows].max()))
@@ -220,12 +220,12 @@ class DataLoader:
             )
 
     def _global_batches(self, layout: _Epoch, begin: int) -> Iterator[_GlobalBatch]:
-        """The global batches of an epoch from `begin` on; the next part is planned while one is trained on."""
+        """Yield the global batches of an epoch from `begin` on; the next part is planned while one is trained on."""
         for batches in prefetch(partial(self._part, layout), layout.plan.parts(begin), ahead=1):
             yield from batches
 
     def _part(self, layout: _Epoch, begun: tuple[EpochPart, int]) -> list[_GlobalBatch]:
-        """The global batches of one part of an epoch, with its pieces sampled together.
+        """Return the global batches of one part of an epoch, with its pieces sampled together.
 
         Rows are sorted by their sampled pieces: by the pieces in the data, a third of each batch would be padding.
         Every process samples all of them, because each batch depends on all lengths.
@@ -238,7 +238,7 @@ class DataLoader:
         return [_GlobalBatch(part.rows[places], sampled, places) for places in batches[skipped:]]
 
     def _sampled(self, side: Side, part: EpochPart, epoch: int) -> Side:
-        """The rows of a part, with other text, then in other pieces."""
+        """Return the rows of a part, with other text, then in other pieces."""
         places = part.rows
         if self._augmentation is not None:
             side, places = self._augmentation.of(side, part.rows, part.copies, epoch=epoch), np.arange(len(part.rows))
@@ -255,7 +255,7 @@ class DataLoader:
         return batch, count_tokens(global_batch.side, [global_batch.places]), global_batch.rows
 
     def name_lines(self, epoch: int, rows: Sequence[np.ndarray]) -> str:
-        """The lines of the input files of these rows of an epoch, as "lines 3, 8, 12 of train.en"."""
+        """Return the lines of the input files of these rows of an epoch, as "lines 3, 8, 12 of train.en"."""
         side, unique = self.side(epoch), np.unique(np.concatenate(rows))
         prefix = "what begins at " if self._documents is not None and side is not self._side else ""
         corpora = np.zeros(len(unique), dtype=np.int64) if side.corpora is None else side.corpora[unique]

@@ -66,7 +66,7 @@ class DeviceBatch:
         return self.places // self.width
 
     def predicting(self, hidden: Tensor) -> Tensor:
-        """The vectors (N, D) of hidden (B, T, D) that predict the real target tokens."""
+        """Return the vectors (N, D) of hidden (B, T, D) that predict the real target tokens."""
         return hidden.flatten(0, 1).index_select(0, self.places)
 
 

@@ -124,7 +124,7 @@ class Training:
         self.limits = Limits(self.recipe.training, self.data.updates_per_epoch, self._flops_per_token())
 
     def _flops_per_token(self) -> float | None:
-        """The FLOPs per target token, which a limit of FLOPs needs: as recorded, or counted by the first process."""
+        """Return the FLOPs per target token for a limit of FLOPs: as recorded, or counted by the first process."""
         recorded = Run(self.folder).about.get("flops_per_token")
         if self.recipe.training.max_flops is None or recorded is not None:
             return recorded
@@ -226,7 +226,7 @@ class Training:
         return f"the last good checkpoint is {good}" if good else "there is no good checkpoint"
 
     def _total_updates(self) -> tuple[int | None, bool]:
-        """The training's number of updates, None if it is unknown, and whether it is an estimate."""
+        """Return the training's number of updates, None if it is unknown, and whether it is an estimate."""
         total = self.limits.total_updates(self.progress)
         return (None if total == ENDLESS else total), self.limits.is_estimate(total)
 

@@ -58,7 +58,7 @@ class TokenLoss:
 def token_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, *, smoothing: float, chunk_rows: int | None = None
 ) -> TokenLoss:
-    """The loss of predicting target (N,) from hidden (N, D) with logits hidden @ weight.T; weight (V, D).
+    """Return the loss of predicting target (N,) from hidden (N, D) with logits hidden @ weight.T; weight (V, D).
 
     Only rows of real tokens may be given. Under autocast the products run in autocast's type and all sums in float32;
     otherwise everything runs in the type of `weight`. `chunk_rows`: rows of logits held at a time.
@@ -74,7 +74,7 @@ def token_loss(
 def r_drop_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, *, smoothing: float, alpha: float, chunk_rows: int | None = None
 ) -> TokenLoss:
-    """The loss of predicting target (2N,), the same N tokens twice, from hidden (2N, D); weight (V, D).
+    """Return the loss of predicting target (2N,), the same N tokens twice, from hidden (2N, D); weight (V, D).
 
     Types as in `token_loss`. `chunk_rows`: tokens whose logits, two rows each, are held at a time.
     """
@@ -294,14 +294,14 @@ class _RDropSums:
             self._weight_gradient += error.t() @ states
 
     def losses(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The objective, the plain losses (2N,) and the divergence, once every chunk is added."""
+        """Return the objective, the plain losses (2N,) and the divergence, once every chunk is added."""
         nll, above_mean = self._nll[:, : self._real], self._above_mean[:, : self._real]
         divergence = self._divergences[: self._real].sum() / 2
         smoothed = nll.sum().add_(above_mean.sum(), alpha=self._smoothing)
         return smoothed / 2 + self._alpha / 2 * divergence, nll.flatten(), divergence
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """The objective's gradients for hidden (2N, D) and weight (V, D)."""
+        """Return the objective's gradients for hidden (2N, D) and weight (V, D)."""
         hidden = self._hidden_gradient[:, : self._real].flatten(0, 1).div_(2)
         if self._weight_gradient is None:
             return hidden, None

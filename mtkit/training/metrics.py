@@ -139,7 +139,7 @@ class Interval:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, none without the file; an incomplete last line is left out.
+    """Return the lines of a metrics.jsonl, none without the file; an incomplete last line is left out.
 
     Raises: RunError naming a damaged line.
     """
@@ -206,7 +206,7 @@ class ProgressLine:
 
 
 def _tensorboard(folder: Path, update: int) -> Any:
-    """A writer, or None without TensorBoard."""
+    """Return a writer, or None without TensorBoard."""
     if importlib.util.find_spec("tensorboard") is None:
         return None
     from torch.utils.tensorboard import SummaryWriter

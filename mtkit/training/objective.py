@@ -32,11 +32,11 @@ class Objective:
         return torch.zeros(6, device=self._device)
 
     def prepare(self, batch: DeviceBatch) -> DeviceBatch:
-        """The batch as the model gets it."""
+        """Return the batch as the model gets it."""
         return doubled(batch) if self._alpha else batch
 
     def __call__(self, model: Network, output: Output, batch: DeviceBatch, totals: Tensor) -> Tensor:
-        """The objective of the model's `output` for a prepared batch; its measurements are added to `totals`."""
+        """Return the objective of the model's `output` for a prepared batch; its measurements are added to `totals`."""
         factors, target = model.factors(batch.predicting(output.hidden)), batch.target
         if self._alpha:
             loss = r_drop_loss(*factors, target, smoothing=self._smoothing, alpha=self._alpha)
@@ -61,7 +61,7 @@ class Objective:
 
 
 def doubled(batch: DeviceBatch) -> DeviceBatch:
-    """The batch followed by itself: 2B segments and 2N places; `target` (2N,)."""
+    """Return the batch followed by itself: 2B segments and 2N places; `target` (2N,)."""
     fields: dict[str, Any] = {name: torch.cat([x, x]) for name, x in vars(batch).items() if isinstance(x, Tensor)}
     fields["places"] = torch.cat([batch.places, batch.places + batch.target_in.numel()])
     return replace(batch, **fields)
@@ -82,7 +82,7 @@ class Baseline:
         self._sums = torch.tensor(sums, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
 
     def loss(self, log_prob: Tensor, nll: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum over segments of -(reward - baseline) * log_prob * tokens, and the rewards (B,).
+        """Return the sum over segments of -(reward - baseline) * log_prob * tokens, and the rewards (B,).
 
         log_prob (B,) of what was sampled; nll (N,) and segment (N,) of each target token.
         """
@@ -98,11 +98,11 @@ class Baseline:
         self._sums.mul_(self.DECAY).add_(torch.stack([mean, torch.ones_like(mean)]), alpha=1.0 - self.DECAY)
 
     def save(self) -> tuple[float, float]:
-        """The weighted sum of rewards and the sum of their weights."""
+        """Return the weighted sum of rewards and the sum of their weights."""
         reward, weight = self._sums.tolist()
         return reward, weight
 
     def _mean(self, reward: Tensor) -> Tensor:
-        """The moving mean; before the first update, the mean of these rewards."""
+        """Return the moving mean; before the first update, the mean of these rewards."""
         total, weight = self._sums
         return torch.where(weight > 0, total / weight.clamp(min=1e-12), reward.mean())

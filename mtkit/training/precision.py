@@ -77,7 +77,7 @@ def fast_and_repeatable(device: torch.device, *, deterministic: bool = False) ->
 
 
 def why_not_exact(device: torch.device, *, deterministic: bool) -> str | None:
-    """A line on why a resumed run may not equal an uninterrupted one; None if it does."""
+    """Return a line on why a resumed run may not equal an uninterrupted one; None if it does."""
     if device.type != "cuda" or deterministic:
         return None
     return (
@@ -128,12 +128,12 @@ class Precision:
         return self.scaler is not None and self.scaler.get_scale() < LEAST_SCALE
 
     def scaled(self, objective: Tensor) -> Tensor:
-        """The scalar for the backward pass: the objective, scaled up in float16."""
+        """Return the scalar for the backward pass: the objective, scaled up in float16."""
         return objective if self.scaler is None else self.scaler.scale(objective)
 
 
 def update_precisions(setting: str, device: torch.device) -> list[Precision]:
-    """The candidates for computing updates with `training.precision` on this device; the fastest is to be measured."""
+    """Return the ways to compute updates with `training.precision` on this device, of which the fastest is measured."""
     candidates = [Precision(setting, device)]
     if setting == "auto" and device.type == "cpu" and candidates[0].name != "float32":
         candidates.insert(0, Precision("float32", device))

@@ -52,7 +52,7 @@ class Faster:
 def resolve_precision(
     recipe: Recipe, folder: Path, model: Network, data: DataLoader, world: World, say: Say
 ) -> Precision:
-    """The precision that the run in the folder trains in, and whether with Triton's kernels; the same in all processes.
+    """Choose the precision of the run in the folder, and whether Triton's kernels are used; the same in all processes.
 
     Measures it if the run is new, and all machines have a choice. Kernels are not used if `training.deterministic` is
     set, or with several GPUs.

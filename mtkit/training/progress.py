@@ -63,18 +63,18 @@ class Progress:
     """Last updates in a row whose loss was far above the loss of a uniform guess."""
 
     def is_bettered_by(self, score: float, nll: float) -> bool:
-        """Whether a validation with these is better than the best so far."""
+        """Return whether a validation with these is better than the best so far."""
         if self.best_score is None:
             return True
         return sort_key(self.best_by, score, nll) > sort_key(self.best_by, self.best_score, self.best_nll)
 
     def after_update(self, epoch: int, batch: int, tokens: int) -> "Progress":
-        """The progress after an update with so many target tokens, at this place in the data."""
+        """Return the progress after an update with so many target tokens, at this place in the data."""
         progress = replace(self, update=self.update + 1, epoch=epoch, batch=batch, tokens=self.tokens + tokens)
         return replace(progress, bleu=None, nll=None, score=None)
 
     def after_validation(self, bleu: float, nll: float, score: float, least_improvement: float) -> "Progress":
-        """The progress after a validation.
+        """Return the progress after a validation.
 
         A validation resets patience if it improves on the score that last reset it by `least_improvement`; with 0, if
         it is the best so far.
@@ -89,7 +89,7 @@ class Progress:
         return replace(progress, patience_score=score, stale=0) if resets else progress
 
     def without_scores(self) -> "Progress":
-        """The progress as if nothing had been validated yet."""
+        """Return the progress as if nothing had been validated yet."""
         progress = replace(self, validated=-1, bleu=None, nll=None, score=None, stale=0)
         return replace(progress, best_score=None, best_nll=None, patience_score=None)
 

@@ -31,13 +31,13 @@ from mtkit.version import __version__
 
 
 def imported_from(run: Run) -> str | None:
-    """The model of another library that the run was converted from: its hub name, or its folder's name."""
+    """Return the model of another library that the run was converted from: its hub name, or its folder's name."""
     place = run.about.get("imported_from")
     return Path(place).name if place is not None and Path(place).is_absolute() else place
 
 
 def ancestors(run: Run) -> list[Origin]:
-    """The run that the training was initialised from, then the run that this one was initialised from, and so on."""
+    """List the run that initialised the training, then the run that initialised that run, and so on."""
     parent = run.about.get("init_from")
     return run.about.get("origins", [Origin(run=parent, imported_from=None, data=[])] if parent else [])
 

@@ -44,7 +44,7 @@ def training_step(
     clip_norm: float,
     rate: float | None,
 ) -> StepResult | None:
-    """One update by this process's batches, each token weighing one of the `tokens` of all batches and processes.
+    """Make an update by this process's batches; each token weighs one of the `tokens` of all batches and processes.
 
     Without a `rate` it only computes gradients: a dry run. `low_weights` is the context of each batch's passes.
     """

@@ -106,11 +106,11 @@ class Updater:
         self._restore_buffers(buffers)
 
     def first_failed(self) -> int | None:
-        """The first update whose loss or gradient was not finite, or None. Waits for the device."""
+        """Return the first update whose loss or gradient was not finite, or None. Waits for the device."""
         return int(self._failed) or None
 
     def read(self) -> list[float]:
-        """The totals (`mtkit.training.objective`), gradient norms and updates made, summed since the last reading.
+        """Return totals (`mtkit.training.objective`), gradient norms and updates made, summed since the last reading.
 
         An update whose norm is not finite does not count: float16 skips it. Waits for the device.
         """
@@ -133,7 +133,7 @@ class Updater:
         return files
 
     def frozen(self) -> Mapping[str, Tensor]:
-        """The weights that are not trained, like `tensors`."""
+        """Return the weights that are not trained, like `tensors`."""
         return self._unsharded(frozen_state(self.model))
 
     @contextmanager
@@ -152,7 +152,7 @@ class Updater:
         load_weights(self.model, parts, origin)
 
     def save_state(self, progress: Progress) -> Progress:
-        """The place in training, with the few numbers that the updater keeps."""
+        """Return the place in training, with the few numbers that the updater keeps."""
         scaler = self.precision.scaler
         progress = self.divergence.save_state(progress)
         baseline = self.objective.baseline.save()
@@ -218,7 +218,7 @@ class Updater:
         return self.objective.prepare(DeviceBatch.of(batch, self.world.device))
 
     def _halved(self, batches: Sequence[Batch]) -> Iterator[Batch]:
-        """The batches, halved until each is expected to fit in memory; a single segment is not halved."""
+        """Yield the batches, halved until each is expected to fit in memory; a single segment is not halved."""
         for batch in batches:
             if self.max_batch_size is not None and batch.size > self.max_batch_size and len(batch.source) > 1:
                 yield from self._halved(batch.halves())
@@ -226,7 +226,7 @@ class Updater:
                 yield batch
 
     def _blank_objective(self) -> Tensor:
-        """An objective without weight, for a process without rows: sharded layers communicate in their passes."""
+        """Return an objective of weight 0, for a process without rows: sharded layers communicate in their passes."""
         buffers = self._copy_buffers()
         batch = self._load(blank_batch(several_directions=len(self._recipe.data.directions) > 1))
         with self.precision.autocast():

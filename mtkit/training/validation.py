@@ -81,7 +81,7 @@ class Validation:
         return math.exp(min(self.nll, 99.0))
 
     def numbers(self) -> dict[str, float | str]:
-        """The numbers for one line of metrics.jsonl."""
+        """Return the numbers for one line of metrics.jsonl."""
         names = ("nll", "perplexity", "bleu", "signature", "seconds", "peak_bytes")
         numbers = {name: getattr(self, name) for name in names}
         if self.other is not None:
@@ -96,7 +96,7 @@ class Validation:
         return self.bleu, self.nll, self.nll if self.best_by == "loss" else self.bleu
 
     def lines(self, title: str, better: bool) -> list[str]:
-        """The result and sample translations as lines of text."""
+        """Return the result and sample translations as lines of text."""
         numbers = [f"{title}: validation loss {self.nll:.3f}", f"perplexity {self.perplexity:.2f}"]
         if self.shows_bleu:
             numbers.append(f"BLEU {self.bleu:.2f}")
@@ -201,7 +201,7 @@ def scoring_fingerprint(recipe: Recipe) -> str:
 
 
 def with_comparable_scores(progress: Progress, recipe: Recipe, say: Say) -> Progress:
-    """The progress with scores of the recipe's settings only: drops other scores, and prints a line about it."""
+    """Return the progress with scores of the recipe's settings only: drops other scores, and prints a line about it."""
     fingerprint = scoring_fingerprint(recipe)
     if progress.best_score is not None and progress.judged_by != fingerprint:
         say(
@@ -255,7 +255,7 @@ def validation_loss(model: Network, recipe: Recipe, prepared: Prepared, precisio
 
 
 def _share(side: HeldOut, recipe: Recipe, world: World) -> list[int]:
-    """The rows of a side that this process translates; a document that is translated as one stays in one process."""
+    """Return the rows of a side that this process translates; a document that is translated as one is not divided."""
     documents = side.lines(recipe.decoding).documents
     if documents is None:
         return list(world.share(len(side.sources)))

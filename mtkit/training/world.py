@@ -167,7 +167,7 @@ class World:
         return self.rank == 0
 
     def agree(self, *values: float) -> list[float]:
-        """The largest of each value over all processes, so that all act alike; without values, a barrier."""
+        """Return the largest of each value over all processes, so that all act alike; without values, a barrier."""
         if self.size == 1:
             return list(values)
         largest = torch.tensor([*values, 0.0], dtype=torch.float64)
@@ -181,11 +181,11 @@ class World:
             dist.all_reduce(values)
 
     def share(self, count: int) -> range:
-        """The indices of this process among so many items."""
+        """Return the indices of this process among so many items."""
         return range(self.rank, count, self.size)
 
     def gather(self, value: Any) -> list[Any] | None:
-        """The values of all processes, by rank, on the first process; None on the others."""
+        """Return the values of all processes, by rank, on the first process; None on the others."""
         if self.size == 1:
             return [value]
         values = [None] * self.size if self.first else None

@@ -66,12 +66,12 @@ def token(piece: int) -> str:
 
 
 def piece(name: str) -> int:
-    """The piece with this name in CTranslate2."""
+    """Return the piece with this name in CTranslate2."""
     return SPECIALS.index(name) if name in SPECIALS else int(name)
 
 
 def vocabulary_map(lexicon: Lexicon) -> str:
-    """A line for each source piece: the piece, a tab, its translations; the line without a piece holds for all."""
+    """Return a line for each source piece: the piece, a tab, its translations; the line without a piece is for all."""
     always = [*range(BREAK + 1), *lexicon.frequent.tolist()]
     lines = ["\t" + " ".join(map(token, always))]
     for source, targets in enumerate(lexicon.translations.tolist()):
@@ -80,7 +80,7 @@ def vocabulary_map(lexicon: Lexicon) -> str:
 
 
 def converted(run: Run, checkpoint: str, model: Network, *, say: Say = quiet) -> Files:
-    """The checkpoint's model in CTranslate2's format, from the run's folder or written there.
+    """Return the checkpoint's model in CTranslate2's format, from the run's folder or written there.
 
     Conversions of the checkpoint's other weights, and of checkpoints that no longer exist, are removed. `say` gets a
     message if the folder cannot be written or its files are damaged.
@@ -175,7 +175,7 @@ def convert(model: Network, folder: Path, spelled: tuple[Sequence[str], Sequence
 
 
 def _shared_heads(weights: Weights, side: str, layers: int) -> int | None:
-    """The key-value heads of all attentions of a side, if their numbers are equal and smaller than the heads'."""
+    """Return the number of key-value heads of a side's attentions if all are equal and fewer than the heads."""
     names = [f"{side}.{number}.{attention}" for number in range(layers) for attention in SIDES[side]]
     (heads, keys), *others = {
         (shape.heads, shape.key_heads) for shape in (weights.module(name).projection for name in names)
@@ -216,7 +216,7 @@ def _set_layer(layer: Any, weights: Weights, name: str, side: str, shared: int |
 
 
 def _projections(weights: Weights, name: str, *, repeated: bool) -> list[Map]:
-    """The maps of queries, keys, values and output; keys and values `repeated` for each head that reads them."""
+    """Return the maps of queries, keys, values and output; keys and values `repeated` for each head that reads them."""
     q, k, v, out = [(linear.weight, linear.bias) for linear in weights.projections(name)]
     if not repeated:
         return [q, k, v, out]

@@ -65,7 +65,7 @@ class CTranslate2Engine(ModelEngine):
         return {**super().identity, "engine": self.program}
 
     def with_settings(self, settings: DecodingSettings) -> "CTranslate2Engine":
-        """The same engine with other settings; both share the loaded model."""
+        """Return the same engine with other settings; both share the loaded model."""
         other = replace(self, settings=settings)
         if "_translator" in self.__dict__:
             other.__dict__["_translator"] = self._translator
@@ -172,7 +172,7 @@ class CTranslate2Engine(ModelEngine):
 
 
 def _follows_rules(hypotheses: Found, beam: int, limit: int, lines: list[int] | None) -> bool:
-    """Whether mtkit's own search gives the same: all hypotheses end before the limit and have no forbidden piece."""
+    """Return whether mtkit's search gives the same: all hypotheses end before the limit, without forbidden pieces."""
     return len(hypotheses) == beam and all(
         pieces[-1:] == [EOS]
         and len(pieces) < limit
@@ -184,7 +184,7 @@ def _follows_rules(hypotheses: Found, beam: int, limit: int, lines: list[int] | 
 
 
 def _has_lines(pieces: list[int], limits: list[int]) -> bool:
-    """Whether the pieces, EOS included, are lines below these limits, and none of several is empty."""
+    """Return whether the pieces, EOS included, are lines below these limits, and none of several is empty."""
     ends = [place for place, piece in enumerate(pieces) if piece in (BREAK, EOS)]
     sizes = [*map(operator.sub, ends, [-1, *ends])]
     several = len(limits) > 1

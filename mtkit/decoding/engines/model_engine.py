@@ -41,14 +41,14 @@ ROWS = 1024
 
 
 def find_dtype(name: str) -> torch.dtype | None:
-    """The number type of that name, None for auto. Raises: MtkitError for an unknown name."""
+    """Return the number type of that name, None for auto. Raises: MtkitError for an unknown name."""
     if name not in DTYPES:
         raise MtkitError(f"no dtype {shown(name)}; choose one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:
-    """The name of a number type; None is float32."""
+    """Return the name of a number type; None is float32."""
     return str(dtype or torch.float32).removeprefix("torch.")
 
 
@@ -101,7 +101,7 @@ class ModelEngine:
     """Processes that compute the batches which would get one thread each; the model must not change afterwards."""
 
     def with_settings(self, settings: DecodingSettings) -> "ModelEngine":
-        """The same engine with other settings."""
+        """Return the same engine with other settings."""
         return replace(self, settings=settings)
 
     @property
@@ -170,7 +170,7 @@ class ModelEngine:
             yield device
 
     def translate(self, batch: SourceBatch) -> Hypotheses:
-        """The hypotheses of the search `settings.method`; log-probabilities are over the allowed pieces."""
+        """Return the hypotheses of the search `settings.method`; log-probabilities are over the allowed pieces."""
         if self.lexicon is not None:
             batch = batch.restricted(self.lexicon.shortlist(batch.source))
         if self.workers is not None and torch.get_num_threads() == 1:
@@ -183,7 +183,7 @@ class ModelEngine:
         return SEARCHES[self.settings.method](model, batch, self.settings).with_ids(batch.pieces)
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
-        """The result of `forced_log_probs`, over all pieces."""
+        """Return the result of `forced_log_probs`, over all pieces."""
         return forced_log_probs(self.model, source, target, task=task)
 
 
@@ -193,7 +193,7 @@ def _search_in_process(
     job: tuple[DecodingSettings, SourceBatch, bool],
     stopped: Callable[[], bool],
 ) -> Hypotheses:
-    """The hypotheses that a process computes for a batch; the last value of the job is whether it can be stopped."""
+    """Compute a batch's hypotheses in a process; the last value of the job is whether it can be stopped."""
     settings, batch, can_stop = job
     if can_stop:
         batch = replace(batch, stopped=stopped)
@@ -222,16 +222,16 @@ class Ensemble(nn.Module):
         return [cast(Network, network) for network in self._networks]
 
     def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> list[Any]:
-        """The encodings of source (B, S), source_valid (B, S) and task (B,) by each model."""
+        """Return the encodings of source (B, S), source_valid (B, S) and task (B,) by each model."""
         return [network.encode(source, source_valid, task=task) for network in self.networks]
 
     def start(self, encoded: list[Any], *, hypotheses: int = 1, pieces: Tensor | None = None) -> dict[str, Any]:
-        """The states of all models as one state, which `mtkit.attention.reorder` accepts."""
+        """Return the states of all models as one state, which `mtkit.attention.reorder` accepts."""
         pairs = enumerate(zip(self.networks, encoded, strict=True))
         return {str(n): network.start(one, hypotheses=hypotheses, pieces=pieces) for n, (network, one) in pairs}
 
     def fixed_state(self, state: dict[str, Any], segments: int, hypotheses: int, steps: int) -> dict[str, Any] | None:
-        """The states of all models after a step in the form of `Network.fixed_state`; None if one has none."""
+        """Return the states of all models after a step in the form of `Network.fixed_state`; None if one has none."""
         fixed = {}
         for number, network in enumerate(self.networks):
             fixed[str(number)] = network.fixed_state(state[str(number)], segments, hypotheses, steps)
@@ -254,19 +254,19 @@ class Ensemble(nn.Module):
 
 
 def mean_of(log_probs: Sequence[Tensor]) -> Tensor:
-    """The logarithm of the mean probabilities, from log-probabilities of equal shape."""
+    """Return the logarithm of the mean probabilities, from log-probabilities of equal shape."""
     if len(log_probs) == 1:
         return log_probs[0]
     return torch.stack(list(log_probs)).logsumexp(0) - math.log(len(log_probs))
 
 
 def networks_of(model: Model) -> list[Network]:
-    """The networks of an ensemble, or the model itself."""
+    """Return the networks of an ensemble, or the model itself."""
     return model.networks if isinstance(model, Ensemble) else [cast(Network, model)]
 
 
 def forced_log_probs(model: Model, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
-    """The log-probability of each target piece, given its source and the pieces before it, in one pass.
+    """Return the log-probability of each target piece, given its source and the pieces before it, in one pass.
 
     source (B, S) and target (B, T) pieces, EOS at the end, padded on the right; task (B,). The result is (B, T)
     float32, 0 at padding; the sum over T is the log-probability of the target.
@@ -278,7 +278,7 @@ def forced_log_probs(model: Model, source: Tensor, target: Tensor, *, task: Tens
 
 
 def _forced(network: Network, source: Tensor, target: Tensor, valid: Tensor, task: Tensor | None) -> Tensor:
-    """The log-probability of each real piece of the targets, (M,), given the pieces before it."""
+    """Return the log-probability of each real piece of the targets, (M,), given the pieces before it."""
     begin = torch.full_like(target[:, :1], BOS)
     target_in = torch.cat([begin, target[:, :-1].masked_fill(target[:, :-1] == EOS, PAD)], 1)
     output = network.forward(source, target_in, source_valid=source != PAD, target_valid=valid, task=task)

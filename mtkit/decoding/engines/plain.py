@@ -18,7 +18,7 @@ GROUPED = ("multi-query", "grouped-query")
 
 
 def unlike_plain(recipe: Recipe, *, extra: Collection[str] = ()) -> str | None:
-    """The first part of the model that a plain Transformer does not have, in a recipe's words; None: there is none.
+    """Return the first part of the model that a plain Transformer lacks, in a recipe's words; None if there is none.
 
     Regularisers only add a loss. `extra`: names of projections and positions that count as plain.
     """
@@ -62,16 +62,16 @@ class Weights:
         """(V,), or None."""
 
     def module(self, name: str) -> Any:
-        """A module of the model."""
+        """Return a module of the model."""
         return self._model.get_submodule(name)
 
     def projections(self, name: str) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
-        """The projections of an attention's queries, keys, values and output."""
+        """Return the projections of an attention's queries, keys, values and output."""
         attention = self.module(name)
         return attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj
 
     def norm_around(self, name: str) -> nn.LayerNorm:
-        """The layer norm before or after an attention."""
+        """Return the layer norm before or after an attention."""
         norm: nn.LayerNorm = self.module(f"{name.removesuffix('_attention')}_residual.norm")
         return norm
 

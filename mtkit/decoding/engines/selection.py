@@ -22,7 +22,7 @@ ENGINES = ("auto", "mtkit", "ctranslate2")
 def uses_ctranslate2(
     name: str, runs: Sequence[Run], settings: DecodingSettings, dtype: torch.dtype | None, device: torch.device
 ) -> bool:
-    """Whether the engine of that name is CTranslate2 for these runs.
+    """Return whether the engine of that name is CTranslate2 for these runs.
 
     Raises: MtkitError for an unknown name, and for `ctranslate2` with the first reason why it cannot decode them.
     """
@@ -40,7 +40,7 @@ def uses_ctranslate2(
 def reasons_against(
     runs: Sequence[Run], settings: DecodingSettings, dtype: torch.dtype | None, device: torch.device
 ) -> Iterator[str]:
-    """The reasons why CTranslate2 cannot decode these runs, each computed only when it is read."""
+    """Yield the reasons why CTranslate2 cannot decode these runs, each computed only when it is read."""
     if find_spec("ctranslate2") is None:
         yield "the package is not installed (pip install 'mtkit[ctranslate2]')"
     if len(runs) > 1:
@@ -68,7 +68,7 @@ def reasons_against(
 
 
 def unsupported_part(recipe: Recipe) -> str | None:
-    """The first part of the model that CTranslate2's format lacks, in a recipe's words; None: it has all."""
+    """Return the first part of the model that CTranslate2's format lacks, in a recipe's words; None: it has all."""
     part = unlike_plain(recipe, extra=(*GROUPED, "rotary"))
     if part is None and recipe.model.positions != "none":
         for role, (first, *_) in choose_attention(recipe).items():
@@ -88,7 +88,7 @@ def make_ctranslate2_engine(own: ModelEngine, run: Run, checkpoint: str, *, say:
 
 
 def with_lexicon(engine: ModelEngine, lexicon: Lexicon, name: str, *, say: Say) -> ModelEngine:
-    """The engine, requested by `name`, restricted to shortlists.
+    """Return the engine, requested by `name`, restricted to shortlists.
 
     With separate vocabularies it is mtkit's own, and `say` gets a message if CTranslate2 would have decoded: its map
     lacks the target pieces of names. Raises: MtkitError if `name` is ctranslate2 then.

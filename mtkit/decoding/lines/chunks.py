@@ -37,7 +37,7 @@ def chunks_of(items: Iterable[Item], together: Together | None = None, size: int
 
 
 def _filled(items: Iterator[Item], chunk: list[Item], most: int) -> list[Item]:
-    """The chunk with further items, until it has `most` items or enough characters."""
+    """Return the chunk with further items, until it has `most` items or enough characters."""
     characters = sum(len(text) for item in chunk for text in item)
     while len(chunk) < most and characters < CHARACTERS and (item := next(items, None)) is not None:
         chunk.append(item)
@@ -98,7 +98,7 @@ class _Arriving:
 
 
 def _last_seam(chunk: list[Item], known: int, together: Together) -> int:
-    """The last position at which a chunk can end, its length included; 0: nowhere yet.
+    """Return the last position at which a chunk can end, its length included; 0: nowhere yet.
 
     Its first `known` items belong together.
     """

@@ -22,7 +22,7 @@ class Listed:
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> Self:
-        """The list of these numbers, which are in ascending order."""
+        """Return the list of these numbers, which are in ascending order."""
         numbers = tuple(numbers)
         return cls(len(numbers), numbers[:NAMED])
 
@@ -56,7 +56,7 @@ class Notes:
 
     @classmethod
     def of(cls, translations: Sequence[Sequence[Translation]], first: int = 0) -> Self:
-        """The notes on the translations of lines from number `first` on, from 0."""
+        """Return the notes on the translations of lines from number `first` on, from 0."""
         best = list(enumerate((line for line, *_ in translations), start=first + 1))
         return cls(
             in_parts=Listed.of(number for number, line in best if line.parts > 1),
@@ -72,7 +72,7 @@ class Notes:
 
     @classmethod
     def restored(cls, state: Any) -> Self:
-        """The notes with this `state`, of this or an earlier version. Raises: TypeError or ValueError."""
+        """Return the notes with this `state`, of this or an earlier version. Raises: TypeError or ValueError."""
         if not EARLIEST <= len(state) <= len(fields(cls)):
             raise ValueError("notes of a later version")
         return cls(*(Listed(int(count), tuple(map(int, first))) for count, first in state))
@@ -82,11 +82,11 @@ class Notes:
         return Notes(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def state(self) -> list[Any]:
-        """The notes as JSON values."""
+        """Return the notes as JSON values."""
         return [[count, list(first)] for count, first in astuple(self)]
 
     def messages(self) -> Iterator[str]:
-        """The messages for the user, one line each."""
+        """Yield the messages for the user, one line each."""
         if self.cleaned.count:
             yield (
                 f"control or invisible characters of {self.cleaned.count:,} source lines were dropped or became "

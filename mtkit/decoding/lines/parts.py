@@ -32,7 +32,7 @@ class PartRecord(TypedDict):
 
 
 def part_lines(path: Path, part: Part) -> Span:
-    """The lines of a part; the file is read up to the first of them, to number them.
+    """Return the lines of a part; the file is read up to the first of them, to number them.
 
     Raises: DataError if the file cannot be read from the middle.
     """
@@ -111,7 +111,7 @@ def join_parts(source: Path, outputs: Sequence[Path]) -> tuple[int, int]:
 
 
 def _count(file: BinaryIO, begin: int, end: int) -> tuple[int, str]:
-    """The number of lines between two positions, and the SHA-256 of their bytes."""
+    """Return the number of lines between two positions, and the SHA-256 of their bytes."""
     digest, lines, last = hashlib.sha256(), 0, b"\n"
     file.seek(begin)
     left = end - begin

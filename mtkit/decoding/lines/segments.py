@@ -43,7 +43,7 @@ class Window:
     """Number of the window in its document, from 0, if there is context; windows without it depend on no other."""
 
     def known(self, translated: Callable[[int], Sequence[int]]) -> dict[int, Sequence[int]]:
-        """The target pieces of the context's lines, EOS included, after the last line without a translation."""
+        """Return the target pieces of the context's lines, EOS included, after the last line without a translation."""
         pairs = ((number, translated(number)) for number in reversed(self.context))
         return dict(reversed([*takewhile(lambda pair: len(pair[1]) > 1, pairs)]))
 
@@ -82,26 +82,26 @@ class Source:
         return [[] if is_blank(line) else pieces for line, pieces in zip(self.lines, encoded, strict=True)]
 
     def task(self, line: int) -> int | None:
-        """The task of a line, if there are several."""
+        """Return the task of a line, if there are several."""
         return None if self._tasks is None else int(self._tasks[line])
 
     def tag(self, line: int) -> list[int]:
-        """The piece that precedes a line, if the tokenizer has one for its direction; otherwise empty."""
+        """Return the piece that precedes a line, if the tokenizer has one for its direction; otherwise empty."""
         return [self._tags[self.task(line) or 0]] if self._tags else []
 
     def segment(self, line: int, pieces: Sequence[int], part: int = 0) -> Segment:
-        """The segment of these pieces of text, truncated at the limit of the model."""
+        """Return the segment of these pieces of text, truncated at the limit of the model."""
         return Segment(line, part, [*self.tag(line), *pieces[: self.longest], EOS], self.task(line))
 
     def segments(self, numbers: Iterable[int]) -> Iterator[Segment]:
-        """The segments of the lines with these numbers: none for a blank line, several for a line that is split."""
+        """Yield the segments of the lines with these numbers: none for a blank line, several for a split line."""
         for number in numbers:
             for part, (text, pieces) in enumerate(self.parts(number)):
                 segment = self.segment(number, pieces, part)
                 yield segment if self._glossary is None else replace(segment, terms=self._glossary.terms(text))
 
     def parts(self, number: int) -> list[tuple[str, list[int]]]:
-        """The texts into which a line is split, or the line itself, each with its pieces; none of a blank line.
+        """Return the texts into which a line is split, or the line itself, each with its pieces; none of a blank line.
 
         They are in the order of the line; white space between them may be left out.
         """
@@ -124,7 +124,7 @@ class Source:
         return [(text, part) for text, part in zip(texts, parts, strict=True) if part]
 
     def windows(self) -> list[Window]:
-        """The lines to translate together: neighbours in a document, with `Documents.context` lines before them.
+        """Return the lines to translate together: neighbours in a document, with `Documents.context` lines before them.
 
         Lines that are blank or split are in no window, and a window of one line has context. Windows stay within the
         limits of the documents and the model. Context takes at most half of them.
@@ -152,11 +152,11 @@ class Source:
         return [window for window in windows if len(window.lines) + len(window.context) > 1]
 
     def _size(self, number: int) -> int:
-        """The pieces that a line takes among joined lines, with its tag and a break."""
+        """Return the pieces that a line takes among joined lines, with its tag and a break."""
         return 1 + len(self.tag(number)) + len(self.encoded[number])
 
     def _context(self, before: Sequence[int], room: int) -> list[int]:
-        """The last of the lines `before`, as many as are wanted and fit into that number of pieces."""
+        """Return the last of the lines `before`, as many as are wanted and fit into that number of pieces."""
         assert self._documents is not None
         chosen: list[int] = []
         for number in before[::-1][: self._documents.context]:
@@ -179,7 +179,7 @@ class Source:
 
 
 def split_lines(tokenizer: Tokenizer, pieces: Sequence[int], lines: int) -> list[tuple[str, tuple[int, ...]]] | None:
-    """The text and the pieces, with EOS, of each line in a joint translation.
+    """Return the text and the pieces, with EOS, of each line in a joint translation.
 
     None if the translation does not consist of that number of lines, or if one of them is empty.
     """

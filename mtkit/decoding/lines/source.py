@@ -22,7 +22,7 @@ UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})
 
 
 def is_blank(line: str) -> bool:
-    """Whether a line shows nothing: it contains only white space and invisible characters."""
+    """Return whether a line shows nothing: it contains only white space and invisible characters."""
     return all(unicodedata.category(character) in UNSEEN for character in line)
 
 
@@ -37,7 +37,7 @@ class Directions:
 
     @classmethod
     def alike(cls, names: Sequence[str], chosen: str | None, lines: int) -> Self:
-        """The same direction for all lines; None: the only one.
+        """Return the same direction for all lines; None: the only one.
 
         Raises: MtkitError for an unknown direction, and for None if there are several; the message lists them.
         """
@@ -50,7 +50,7 @@ class Directions:
         return cls(names, [0 if chosen is None else names.index(chosen)] * lines)
 
     def among(self, supported: Sequence[str]) -> "Directions":
-        """The same directions for a model that supports these; two single directions match whatever their names.
+        """Return the same directions for a model that supports these; two single directions match whatever their names.
 
         Raises: MtkitError for a line whose direction the model does not support.
         """
@@ -64,15 +64,15 @@ class Directions:
         return Directions(supported, [supported.index(name) for name in self.names_of_lines()])
 
     def at(self, rows: Sequence[int]) -> "Directions":
-        """The directions of some lines."""
+        """Return the directions of some lines."""
         return Directions(self.names, [self.tasks[row] for row in rows])
 
     def names_of_lines(self) -> list[str]:
-        """The direction of each line by name."""
+        """Return the direction of each line by name."""
         return [self.names[task] for task in self.tasks]
 
     def targets_of_lines(self) -> list[str]:
-        """The target language of each line."""
+        """Return the target language of each line."""
         targets = [languages_of(name)[1] for name in self.names]
         return [targets[task] for task in self.tasks]
 
@@ -89,11 +89,11 @@ class Documents:
     """Lines that are read again before the next lines of a document (`DecodingSettings.context`)."""
 
     def under(self, settings: DecodingSettings) -> "Documents":
-        """The same documents with the numbers of pieces and context lines of these settings."""
+        """Return the same documents with the numbers of pieces and context lines of these settings."""
         return replace(self, pieces=settings.document_pieces or self.pieces, context=settings.context)
 
     def at(self, rows: Sequence[int]) -> "Documents":
-        """The documents of some lines."""
+        """Return the documents of some lines."""
         return replace(self, ids=[self.ids[row] for row in rows])  # type: ignore[arg-type]
 
 
@@ -116,7 +116,7 @@ class TrainedOn:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Self:
-        """The lengths of these runs; runs of earlier versions have none. Raises: RunError."""
+        """Return the lengths of these runs; runs of earlier versions have none. Raises: RunError."""
         known = [run.lengths for run in runs if run.lengths is not None]
         return cls(known if len(known) == len(runs) else ())
 
@@ -127,7 +127,7 @@ class TrainedOn:
         return hashlib.sha256(f"{len(self.models)}\n{text}".encode()).hexdigest()
 
     def limits(self, pieces: Sequence[int], task: int | None, most: int | None = None) -> list[int]:
-        """The maximum number of pieces of each line in a segment's translation, with the break or EOS at its end.
+        """Return the maximum pieces of each line in a segment's translation, with the break or EOS at its end.
 
         It is `most` if given, else `Lengths.limit` of the training pairs of the direction (the largest in an ensemble),
         and at least twice the pieces of the line and 20: text unlike the training data, such as a line of numbers, may
@@ -139,7 +139,7 @@ class TrainedOn:
         return [most or max([2 * size + 20, *(lengths.limit(size) or 0 for lengths in known)]) for size in sizes]
 
     def limit(self, pieces: Sequence[int], task: int | None, longest: int | None, most: int | None = None) -> int:
-        """The maximum number of pieces of a segment's translation: the sum of `limits`.
+        """Return the maximum number of pieces of a segment's translation: the sum of `limits`.
 
         It never exceeds `longest`, the limit of the model.
         """
@@ -147,7 +147,7 @@ class TrainedOn:
         return limit if longest is None else min(limit, longest)
 
     def usual(self, task: int | None) -> Usual | None:
-        """The usual amount of text in a line of the training sides of a direction; None if unknown.
+        """Return the usual amount of text in a line of the training sides of a direction; None if unknown.
 
         It also limits lines of models trained on documents: those learned sentences joined by breaks, which a line of
         several sentences lacks.
@@ -159,7 +159,7 @@ class TrainedOn:
         return Usual(min(counted, default=None), min(lengths.pieces_at_once for lengths in known))
 
     def _of(self, task: int | None) -> list[Lengths]:
-        """The lengths of a direction in each model, if all models have some."""
+        """Return the lengths of a direction in each model, if all models have some."""
         known = [model[task or 0] for model in self.models]
         return known if all(lengths.bins for lengths in known) else []
 
@@ -184,11 +184,11 @@ class SourceLines:
 
     @classmethod
     def of(cls, lines: "SourceLines | Sequence[str]") -> "SourceLines":
-        """The lines, to translate one by one if nothing else is known of them."""
+        """Return the lines, to translate one by one if nothing else is known of them."""
         return lines if isinstance(lines, SourceLines) else cls(lines)
 
     def targets(self) -> Sequence[str | None]:
-        """The target language of each line, if it is known."""
+        """Return the target language of each line, if it is known."""
         return [None] * len(self.lines) if self.directions is None else self.directions.targets_of_lines()
 
     def at(self, rows: Sequence[int]) -> "SourceLines":
@@ -205,7 +205,7 @@ class SourceLines:
 
 
 def source_budget(prepared: Prepared) -> int | None:
-    """The maximum number of source pieces of joined lines; None: no lines are joined.
+    """Return the maximum number of source pieces of joined lines; None: no lines are joined.
 
     Training rows keep to the budget on both sides. In translation only the source is known, so the maximum is lower
     if targets are longer on average, to keep translations about as long as in training. Of several directions, the
@@ -221,5 +221,5 @@ def source_budget(prepared: Prepared) -> int | None:
 
 
 def ids_by_blank_lines(lines: Sequence[str]) -> list[int]:
-    """The document id of each line, if blank lines separate documents."""
+    """Return the document id of each line, if blank lines separate documents."""
     return list(accumulate(int(not line.strip()) for line in lines))

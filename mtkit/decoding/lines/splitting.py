@@ -20,7 +20,7 @@ BOUNDARIES = (
 
 
 def split_sentences(text: str, language: str | None, count: Count, *, most: int | None, pieces: int) -> list[str]:
-    """The text, or if it is longer than usual, parts of usual length with as many of its sentences as fit, in order.
+    """Split a text that is longer than usual into parts of usual length, with as many sentences as fit, in order.
 
     A text is longer than usual if it has more than `most` sentences (None: unknown) or more than `pieces` pieces. One
     training line in twenty has `most` sentences or more, so that the model has learned to translate all of them; one
@@ -39,7 +39,7 @@ def split_sentences(text: str, language: str | None, count: Count, *, most: int 
 
 
 def split_to_fit(text: str, longest: int, count: Count, language: str | None = None) -> list[str]:
-    """The text in parts of at most `longest` pieces, in order, without blank ones.
+    """Return the text in parts of at most `longest` pieces, in order, without blank ones.
 
     It is split at ends of sentences, then at ends of clauses, at spaces, and finally between characters, as far as
     necessary. A single character with too many pieces is a part.
@@ -65,7 +65,7 @@ def _split(text: str, longest: int, count: Count, level: int) -> list[str]:
 
 
 def _units(text: str, boundary: re.Pattern[str]) -> list[str]:
-    """The text between one boundary and the next, boundaries included."""
+    """Return the text between one boundary and the next, boundaries included."""
     cuts = [0, *(match.end() for match in boundary.finditer(text)), len(text)]
     return [text[start:end] for start, end in pairwise(cuts) if start < end]
 

@@ -34,7 +34,7 @@ from mtkit.text.tokenizer import BOS, EOS, PAD
 
 
 def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
-    """The hypotheses (B, beam) of beam search, best first.
+    """Return the hypotheses (B, beam) of beam search, best first.
 
     Of equally good continuations, one of the better hypothesis comes first, then one with a lower id. With required
     terms, hypotheses that lack the fewest are the best.
@@ -184,11 +184,11 @@ class _Ended:
         self.count[prefixes.rows] += ends.sum(1)
 
     def full(self, rows: Tensor) -> Tensor:
-        """Whether enough hypotheses of the segments `rows` (B',) have ended."""
+        """Return whether enough hypotheses of the segments `rows` (B',) have ended."""
         return self.count[rows] >= self.enough
 
     def hypotheses(self, alpha: float) -> Hypotheses:
-        """The ended hypotheses, ranked."""
+        """Return the ended hypotheses, ranked."""
         pieces, log_probs = self.pieces[:, :-1], self.log_prob[:, :-1]
         scores = normalised(log_probs, (pieces != PAD).sum(-1), alpha) + self.coverage[:, :-1]
         return Hypotheses(pieces, log_probs, scores, self.astray[:, :-1]).ranked()

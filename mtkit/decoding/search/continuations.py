@@ -34,7 +34,7 @@ Forbid = Callable[[Tensor], object]
 
 
 def begin(model: Model, batch: SourceBatch, hypotheses: int) -> Any:
-    """The model's state before the first piece of each segment's hypotheses."""
+    """Return the model's state before the first piece of each segment's hypotheses."""
     # copies, because the state may hold them, and `close_gaps` overwrites segments that are dropped
     valid, task = batch.valid.clone(), None if batch.task is None else batch.task.clone()
     encoded = model.encode(batch.source, valid, task=task)
@@ -42,7 +42,7 @@ def begin(model: Model, batch: SourceBatch, hypotheses: int) -> Any:
 
 
 def still_running(done: Tensor, step: int) -> Tensor | None:
-    """The rows of unfinished segments if dropping the others saves time, else None; empty: all are finished.
+    """Return the rows of unfinished segments if dropping the others saves time, else None; empty: all are finished.
 
     done (B',), True at finished segments. The rows are in the order of `close_gaps`.
     """
@@ -95,7 +95,7 @@ def forbid_repeats(scores: Tensor, pieces: Tensor, size: int) -> None:
 
 
 def allowed_log_probs(logits: Logits, endings: Endings | None, forbid: Forbid | None = None) -> Tensor:
-    """The log-probabilities (B, N, V) of the next pieces, normalised over all pieces; -inf for forbidden ones.
+    """Return the log-probabilities (B, N, V) of the next pieces, normalised over all pieces; -inf for forbidden ones.
 
     Forbidden are pieces that are never generated, and the pieces of `endings` and `forbid`.
     """
@@ -112,7 +112,7 @@ def allowed_log_probs(logits: Logits, endings: Endings | None, forbid: Forbid | 
 def best_continuations(
     logits: Logits, prefix: Tensor, k: int, endings: Endings | None, forbid: Forbid | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The k largest sums of `allowed_log_probs` and of the prefixes' log-probabilities `prefix` (B, N).
+    """Return the k largest sums of `allowed_log_probs` and of the prefixes' log-probabilities `prefix` (B, N).
 
     Gives the sums, largest first, their hypotheses and their pieces, (B, k) each. Of equal sums the first comes first.
     Sums of -inf mark missing continuations.
@@ -130,12 +130,12 @@ def best_continuations(
 def _best_of_all(
     logits: Logits, k: int, endings: Endings | None, hidden: Tensor, prefix: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The k largest sums and their indices among N * V, from other hidden vectors (B, N, D)."""
+    """Return the k largest sums and their indices among N * V, from other hidden vectors (B, N, D)."""
     return best_sums(allowed_log_probs(replace(logits, hidden=hidden), endings), prefix, k)
 
 
 def _best_on_cpu(logits: Logits, prefix: Tensor, k: int, endings: Endings | None) -> tuple[Tensor, Tensor]:
-    """The sums and their indices among N * V, by a compiled loop, from as many logits at a time as the cache holds."""
+    """Return sums and indices among N * V by a compiled loop, from as many logits at a time as the cache holds."""
     from mtkit.attention.kernels.cpu.decoding_loops import best_of_logits
 
     k = min(k, prefix.shape[1] * logits.pieces)
@@ -154,7 +154,7 @@ def _best_on_cpu(logits: Logits, prefix: Tensor, k: int, endings: Endings | None
 
 
 def best(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of float32 values (B, M), largest first, and their indices, (B, k) each.
+    """Return the k largest of float32 values (B, M), largest first, and their indices, (B, k) each.
 
     Equal values are ordered by index, on every device. NaN counts as -inf. A row must be NaN entirely or not at all, as
     the result of a softmax is.

@@ -79,7 +79,7 @@ class Lines:
         return self._limits is not None
 
     def endings(self, token: Tensor, rows: Tensor, step: int) -> Endings | None:
-        """The endings of hypotheses whose last pieces are `token` (B', N), of the segments `rows` (B',).
+        """Return the endings of hypotheses whose last pieces are `token` (B', N), of the segments `rows` (B',).
 
         `step` counts from 0. None: all pieces may follow. A limit too low for one piece in each line leaves lines
         empty.
@@ -121,7 +121,7 @@ class Lines:
             self._line, self._size = (line + ends).minimum(self._last), (size + 1).masked_fill(ends, 0)
 
     def astray_after(self, token: Tensor, parents: Tensor | None = None) -> Tensor:
-        """Whether hypotheses are astray (B', N) after the new pieces, as in `follow`."""
+        """Return whether hypotheses are astray (B', N) after the new pieces, as in `follow`."""
         assert self._doubt is not None
         states = (self.astray.expand_as(self._doubt), self._doubt)
         astray, doubt = states if parents is None else (x.gather(1, parents) for x in states)

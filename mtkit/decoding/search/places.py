@@ -24,7 +24,7 @@ class Places:
         """(B', N), by place."""
 
     def step(self, model: Model, token: Tensor, state: Any, *, need_weights: bool) -> tuple[Logits, Any, Tensor | None]:
-        """The result of `model.step` by rank, for token (B', N) by rank."""
+        """Return the result of `model.step` by rank, for token (B', N) by rank."""
         if self._place is None or self._rank is None:
             return model.step(token, state, need_weights=need_weights)
         logits, state, weights = model.step(token.gather(1, self._rank), state, need_weights=need_weights)
@@ -37,7 +37,7 @@ class Places:
             self._place, self._rank = self._place[running], self._rank[running]
 
     def follow(self, state: Any, parents: Tensor, hypotheses: int) -> Any:
-        """The state of the hypotheses whose parents are (B', N'), by rank; the given one has N = `hypotheses`."""
+        """Return the state of hypotheses whose parents are (B', N'), by rank; the given one has N = `hypotheses`."""
         if parents.device.type != "cpu" or parents.shape[1] != hypotheses:
             place, self._place = self._place, None
             return reorder(state, parents if place is None else place.gather(1, parents))
@@ -53,6 +53,6 @@ class Places:
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """The rows (B, N, X) of x that `index` (B, N) selects within each segment."""
+    """Return the rows (B, N, X) of x that `index` (B, N) selects within each segment."""
     first = torch.arange(0, index.numel(), index.shape[1]).unsqueeze(1)
     return x.flatten(0, 1).index_select(0, (first + index).flatten()).view_as(x)

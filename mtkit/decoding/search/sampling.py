@@ -28,7 +28,7 @@ SECOND = 0x94D049BB133111EB - 2**64
 
 
 def greedy_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
-    """One hypothesis per segment: the likeliest piece at each step; of equally likely ones, the lowest id."""
+    """Return one hypothesis per segment: the likeliest piece at each step; of equally likely ones, the lowest id."""
     return _generate(model, batch, settings, hypotheses=1, sampling=False)
 
 
@@ -43,7 +43,7 @@ def sample(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypo
 def _generate(
     model: Model, batch: SourceBatch, settings: DecodingSettings, *, hypotheses: int, sampling: bool
 ) -> Hypotheses:
-    """The hypotheses (B, N) made by choosing piece after piece, until EOS is chosen, or forced at the limit.
+    """Return the hypotheses (B, N) made by choosing piece after piece, until EOS is chosen, or forced at the limit.
 
     A hypothesis whose next pieces all have the probability 0 ends with a log-probability of -inf.
     """
@@ -106,7 +106,7 @@ def draw(
     top_p: float = 1.0,
     epsilon: float = 0.0,
 ) -> Tensor:
-    """The pieces (M,) at which the cumulative probability exceeds the uniform numbers (M,) in [0, 1).
+    """Return the pieces (M,) at which the cumulative probability exceeds the uniform numbers (M,) in [0, 1).
 
     logits (M, V) are divided by the temperature. The draw is among the `top_k` likeliest pieces (0: all), of these
     among the likeliest that together reach the probability `top_p` (Holtzman et al., 2020, arXiv 1904.09751), and of

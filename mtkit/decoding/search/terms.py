@@ -62,7 +62,7 @@ class RequiredPieces:
         """(B', N, P), the last pieces."""
 
     def best_continuations(self, log_probs: Tensor, prefix: Tensor, rows: Tensor, step: int) -> Continued:
-        """The continuations of hypotheses by log_probs (B', N, V), in the order in which they fill the beam.
+        """Return the continuations of hypotheses by log_probs (B', N, V), in the order in which they fill the beam.
 
         prefix (B', N) are the hypotheses' log-probabilities, rows (B',) the numbers of the segments. Gives
         log-probabilities, parents and pieces (B', 2 * width), or fewer; -inf marks a missing one.
@@ -125,14 +125,14 @@ class RequiredPieces:
         return (of_parents(self._have, parents) + complete).minimum(self._need.unsqueeze(1)), after
 
     def _banks(self, have: Tensor, begun: Tensor) -> Tensor:
-        """The number of required pieces that hypotheses have, (B', K)."""
+        """Return the number of required pieces that hypotheses have, (B', K)."""
         need, size = self._need.unsqueeze(1), self._size.unsqueeze(1)
         # amin over so few spellings takes ten times as long
         missing = reduce(torch.minimum, (self._sizes.unsqueeze(1) - begun).unbind(-1)).minimum(size)
         return torch.where(have < need, (have + 1) * size - missing, need * size).sum(-1)
 
     def _in_turns(self, sums: Tensor, banks: Tensor) -> Tensor:
-        """The order (B', K) in which continuations, sorted by their sums, fill the beam."""
+        """Return the order (B', K) in which continuations, sorted by their sums, fill the beam."""
         count, is_missing = int(self._total.amax()) + 1, sums == -torch.inf
         in_banks = one_hot(banks, count).masked_fill(is_missing.unsqueeze(2), 0)
         turn = in_banks.cumsum(1).gather(2, banks.unsqueeze(2)).squeeze(2)
@@ -140,14 +140,14 @@ class RequiredPieces:
         return key.masked_fill(is_missing, torch.iinfo(key.dtype).max).argsort(dim=1, stable=True)
 
     def _cut(self, sums: Tensor, pieces: Tensor) -> Tensor:
-        """The sums, -inf beyond each segment's beam; hypotheses that end take none of its places from the others."""
+        """Return the sums, -inf beyond each segment's beam; ended hypotheses take no places from the others."""
         width, ends = self._beam + self._total, pieces == EOS
         place = torch.arange(1, pieces.shape[1] + 1, device=pieces.device).where(ends, (~ends).cumsum(1))
         return sums.masked_fill(place > width, -torch.inf)
 
 
 def fewest_missed_first(found: Hypotheses, batch: SourceBatch, required: RequiredTerms) -> Hypotheses:
-    """The hypotheses sorted by the number of terms that they lack; of equal ones, the order stays."""
+    """Return the hypotheses sorted by the number of terms that they lack; of equal ones, the order stays."""
     missed = torch.zeros_like(found.scores).masked_fill(found.scores == -torch.inf, torch.inf)
     for row, (terms, limit) in enumerate(zip(required.of_segments, batch.limits, strict=True)):
         at_limit = (found.lengths[row] >= limit) & missed[row].isfinite()  # the others have all terms
@@ -157,7 +157,7 @@ def fewest_missed_first(found: Hypotheses, batch: SourceBatch, required: Require
 
 
 def missing(pieces: Sequence[int], terms: Sequence[Term], required: RequiredTerms) -> int:
-    """The number of occurrences of terms that a hypothesis lacks."""
+    """Return the number of occurrences of terms that a hypothesis lacks."""
 
     def touches(place: int) -> bool:
         inside = 0 < place < len(pieces)
@@ -175,7 +175,7 @@ def missing(pieces: Sequence[int], terms: Sequence[Term], required: RequiredTerm
 
 
 def _fitting(terms: Sequence[Term], limit: int) -> list[Term]:
-    """The terms, from the first on, that fit into a translation of at most `limit` pieces, EOS counted."""
+    """Return the terms, from the first on, that fit into a translation of at most `limit` pieces, EOS counted."""
     fitting, room = [], limit - 1
     for term in terms:
         count = min(term.count, room // min(map(len, term.forms)))
@@ -186,7 +186,7 @@ def _fitting(terms: Sequence[Term], limit: int) -> list[Term]:
 
 
 def _padded_forms(segments: Sequence[Sequence[Term]]) -> Tensor:
-    """The spellings of all terms, (B, R, A, P), with PAD at the end."""
+    """Return the spellings of all terms, (B, R, A, P), with PAD at the end."""
     forms = [form for terms in segments for term in terms for form in term.forms]
     count = max((len(terms) for terms in segments), default=0)
     spellings = max((len(term.forms) for terms in segments for term in terms), default=1)

@@ -50,7 +50,7 @@ class GradientReduction(Protocol):
 
 
 def build_reduction(model: nn.Module, world: World, dtype: str) -> "FlatReduction | OverlappedReduction":
-    """The reduction for an unsharded model; gradients are sent in `dtype`, "float32" or "bfloat16"."""
+    """Return the reduction for an unsharded model; gradients are sent in `dtype`, "float32" or "bfloat16"."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if world.size > 1 and world.device.type in OVERLAPPED:
         return OverlappedReduction(trained, world, getattr(torch, dtype))
@@ -219,12 +219,12 @@ class ShardedModel:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a `DTensor`, without its import."""
+    """Return whether a tensor is a `DTensor`, without its import."""
     return hasattr(tensor, "full_tensor")
 
 
 def complete_tensor(tensor: Tensor) -> Tensor:
-    """The full tensor if it is sharded, gathered from all processes; else the tensor."""
+    """Return the full tensor if it is sharded, gathered from all processes; else the tensor."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full
 
@@ -251,7 +251,7 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 def _layers(model: nn.Module) -> Sequence[nn.Module]:
-    """The layers of encoder and decoder; none if a parameter belongs to two of them."""
+    """Return the layers of encoder and decoder; none if a parameter belongs to two of them."""
     layers = [
         layer
         for stack in (getattr(model, name, None) for name in ("encoder", "decoder"))

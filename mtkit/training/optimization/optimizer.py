@@ -114,7 +114,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def matrices_of(model: nn.Module) -> list[Tensor]:
-    """The trained weights of a network's linear layers, except the output projection."""
+    """Return the trained weights of a network's linear layers, except the output projection."""
     output = getattr(model, "output", None)
     layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not output]
     unique = {id(layer.weight): layer.weight for layer in layers}  # layers may share one
@@ -163,7 +163,7 @@ def clip_gradients(optimizer: Optimizer, precision: Precision, clip_norm: float)
 
 
 def take_step(optimizer: Optimizer, precision: Precision, *, rate: float, norm: Tensor, finite: Tensor) -> Tensor:
-    """One step at this learning rate, unless the loss or the gradients' `norm` is not finite; returns `applied`.
+    """Make one step at this learning rate, unless the loss or the gradients' `norm` is not finite; return `applied`.
 
     `finite` is a boolean scalar on the device, False if the loss is not finite. The fused kernel reads the flag, so
     nothing waits for the device, and a skipped step is not counted. `applied` is that flag; in float16 it is `finite`,
@@ -184,7 +184,7 @@ def take_step(optimizer: Optimizer, precision: Precision, *, rate: float, norm: 
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state as tensors, named "exp_avg/encoder.0.weight": exact, for safetensors."""
+    """Return the optimiser's state as tensors, named "exp_avg/encoder.0.weight": exact, for safetensors."""
     return {
         f"{key}/{name}": value
         for name, parameter in model.named_parameters()
