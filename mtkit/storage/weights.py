@@ -80,5 +80,5 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
         raise RunError(f"the memory is too small for {path}; free some memory") from error
     except SafetensorError as error:
         raise RunError(
-            f"{path} is truncated or not a safetensors file; copy it again, or choose another --checkpoint"
+            f"{path} is truncated or not a safetensors file; copy it again (or, for a run, choose another --checkpoint)"
         ) from error
