@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention.content._edge_run import LstmRun, drawn, drawn_in_turn
 from mtkit.attention.kernels.chunks import rows_at
+from mtkit.attention.kernels.cpu.product import loops_multiply
 from mtkit.attention.kernels.reproducible import hashed, replay_choice, with_recorded_choices
 
 CHUNK = 64
@@ -304,6 +305,11 @@ class EdgePredictor(nn.Module):
         first = torch.arange(0, len(rows), count, device=rows.device).view(segments, graphs, 1)
         lowest = torch.finfo(opened.dtype).min
         near = self._near(i, candidates).where(free, lowest).expand(*opened.shape[:3], -1).contiguous()
+        chosen = torch.arange(self.edges, device=i.device) < free.sum(-1, keepdim=True)
+        if loops_multiply(opened, *candidates):
+            from mtkit.attention.kernels.cpu.edge_loops import best_edges
+
+            return best_edges(opened, *candidates, self.recurrent, near, self.edges).masked_fill_(~chosen, -1)
         state: LstmState = opened, torch.zeros_like(opened)
         targets = []
         for draw in range(self.edges):
@@ -312,7 +318,6 @@ class EdgePredictor(nn.Module):
             if draw + 1 < self.edges:
                 near.scatter_(-1, target.unsqueeze(-1), lowest)
                 state = self._read(rows.index_select(0, (first + target).flatten()).view(*target.shape, -1), state)
-        chosen = torch.arange(self.edges, device=i.device) < free.sum(-1, keepdim=True)
         return torch.stack(targets, -1).masked_fill(~chosen, -1)
 
     def _read(self, inputs: Tensor, state: LstmState) -> LstmState:

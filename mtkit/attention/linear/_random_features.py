@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import ROLES, Inputs, Site, for_heads
+from mtkit.attention.kernels.cpu.product import loops_multiply
 from mtkit.attention.kernels.cpu.threads import in_ranges, loops_take
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.kernels.feature_sums import Keys
@@ -98,13 +99,11 @@ class RandomFeatureAttention(FeatureAttention):
             return Keys(FEATURE_MAPS[self.feature_map](projected, self.features**-0.5))
 
     def looped_features(self, x: Tensor) -> Keys | None:
-        if self.feature_map != "sine" or not x.is_cpu:
+        if self.feature_map != "sine" or not loops_multiply(x, self.fixed):
             return None
-        from mtkit.attention.kernels.cpu.random_feature_loops import features_of_rows, supports_features
+        from mtkit.attention.kernels.cpu.random_feature_loops import features_of_rows
 
         directions = expand_heads(self.feature_parameters[0].unsqueeze(0), x.shape[1]).squeeze(0)
-        if not supports_features(x, directions):
-            return None
         return Keys(features_of_rows(x, directions, waves=True, factor=self.features**-0.5)[0])
 
     @property

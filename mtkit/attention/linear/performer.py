@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import ROLES, Site
+from mtkit.attention.kernels.cpu.product import loops_multiply
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import Keys
 from mtkit.attention.kernels.reproducible import random_key
@@ -117,12 +118,10 @@ class Performer(FeatureAttention):
             return self.feature_map(*(factor.view(*x.shape[:-1], -1) for factor in (projected, half_square)))
 
     def looped_features(self, x: Tensor) -> Keys | None:
-        if self.feature_map is not positive or not x.is_cpu:
+        if self.feature_map is not positive or not loops_multiply(x, self.directions):
             return None
-        from mtkit.attention.kernels.cpu.random_feature_loops import features_of_rows, supports_features
+        from mtkit.attention.kernels.cpu.random_feature_loops import features_of_rows
 
-        if not supports_features(x, self.directions):
-            return None
         directions, factor = self.directions.unsqueeze(0), len(self.directions) ** -0.5
         return Keys(*features_of_rows(x * self.scale**0.5, directions, waves=False, factor=factor))
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mtkit.attention.kernels.cpu.threads import in_ranges
+from mtkit.attention.kernels.cpu.threads import in_ranges, loops_take
 from mtkit.attention.kernels.fused import has_low_products
 
 FEW = 16
@@ -295,11 +295,23 @@ def packs_float32() -> bool:
 def tiles_float32() -> bool:
     """Whether tiles multiply faster in float32 than PyTorch, measured only with AVX2: MKL takes twice as long for
     a few rows, and as long for many."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX2":
-        return False
+    return torch.backends.cpu.get_cpu_capability() == "AVX2" and has_float_tiles()
+
+
+@cache
+def has_float_tiles() -> bool:
+    """Whether the processor has AVX2."""
     from mtkit.attention.kernels.cpu.product_tiles import FLOATS, has
 
     return has(FLOATS)
+
+
+def loops_multiply(*tensors: Tensor) -> bool:
+    """Whether loops with tiled products replace PyTorch's operations on these: float32 on a CPU, in inference mode.
+
+    Not outside it, because a pass that is run again with gradients must be the same to the last digit.
+    """
+    return torch.is_inference_mode_enabled() and loops_take(*tensors) and has_float_tiles()
 
 
 @cache

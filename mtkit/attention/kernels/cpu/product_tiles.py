@@ -4,7 +4,7 @@ Numba has no vector types, and the instructions that multiply bytes or bfloat16 
 loop is therefore written in LLVM's instructions, which are compiled together with the loops that call it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -112,8 +112,7 @@ def has_amx() -> bool:
     return _has_all(AMX) and torch.cpu._init_amx()
 
 
-@cache
-def _has_all(wanted: tuple[str, ...]) -> bool:
+def _has_all(wanted: Sequence[str]) -> bool:
     chosen = config.CPU_NAME is not None or config.CPU_FEATURES is not None  # by who set NUMBA_CPU_NAME
     features = binding.get_host_cpu_features()
     return not chosen and all(features.get(feature) for feature in wanted)
@@ -131,6 +130,13 @@ def laid_out(weights: torch.Tensor, instruction: Instruction) -> torch.Tensor:
     padded = weights.new_zeros(blocks * tile, steps * together)
     padded[:outputs, :inputs] = weights
     return padded.view(blocks, tile, steps, together).transpose(1, 2).contiguous()
+
+
+def each_laid_out(weights: torch.Tensor, instruction: Instruction) -> torch.Tensor:
+    """Several matrices (H, O, I), each `laid_out`: (H, O / P, I / T, P, T)."""
+    left = -weights.shape[1] % instruction.outputs
+    padded = torch.nn.functional.pad(weights, (0, 0, 0, left)) if left else weights
+    return laid_out(padded.flatten(0, 1), instruction).unflatten(0, (len(weights), -1))
 
 
 def sums_by(instruction: Instruction) -> Sums:

@@ -3,18 +3,14 @@
 The directions are the same for all heads, or each head has its own.
 """
 
-from typing import Any
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from mtkit.attention.kernels.cpu.decoding_loops import LEAST, ordered
 from mtkit.attention.kernels.cpu.function_loops import write_wave_row
 from mtkit.attention.kernels.cpu.machine_code import Floats, bits_of, compiled, exponential, of_bits, part
-from mtkit.attention.kernels.cpu.product_tiles import FLOATS, has, laid_out, write_products
+from mtkit.attention.kernels.cpu.product_tiles import FLOATS, each_laid_out, write_products
 from mtkit.attention.kernels.cpu.threads import by_token, in_ranges
 
 ROWS = 48
@@ -53,7 +49,7 @@ def write_features(
     begin: int,
     end: int,
 ) -> None:
-    """Write features of rows `begin` to `end` - 1 of (R, H, K) by D directions, weights as `head_weights`.
+    """Write features of rows `begin` to `end` - 1 of (R, H, K) by D directions, weights as `each_laid_out`.
 
     With waves, features (R, H, 2 D) are sines, then cosines, of the products with rows of length 1. Otherwise they are
     exponentials (R, H, D) of the products, relative to the largest; scales (R, H) are the largest, less |row|^2 / 2.
@@ -80,23 +76,6 @@ def write_features(
                     scales[first + r, h] = write_exponential_row(of_row, factor, features) - square / np.float32(2)
 
 
-def head_weights(directions: Tensor) -> NDArray[Any]:
-    """Directions (H or 1, D, K) as tiles read them, (H or 1, D / P, K, P, 1)."""
-    left = -directions.shape[1] % FLOATS.outputs
-    padded = F.pad(directions, (0, 0, 0, left)) if left else directions
-    blocks: NDArray[Any] = laid_out(padded.flatten(0, 1), FLOATS).unflatten(0, (len(directions), -1)).numpy()
-    return blocks
-
-
-def supports_features(x: Tensor, directions: Tensor) -> bool:
-    """Whether `features_of_rows` computes with these: in float32 on a CPU with AVX2, in inference mode.
-
-    Only in inference mode, because a pass that is run again with gradients must be the same to the last digit.
-    """
-    plain = all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in (x, directions))
-    return plain and torch.is_inference_mode_enabled() and torch._C._len_torch_dispatch_stack() == 0 and has(FLOATS)
-
-
 def features_of_rows(x: Tensor, directions: Tensor, *, waves: bool, factor: float) -> tuple[Tensor, Tensor]:
     """Features (B, H, T, M) of x (B, H, T, K) by directions (H or 1, D, K), and their log scales (B, H, T, 1).
 
@@ -106,7 +85,7 @@ def features_of_rows(x: Tensor, directions: Tensor, *, waves: bool, factor: floa
     count, (heads, width) = tokens.shape[0] * tokens.shape[1], tokens.shape[2:]
     features = tokens.new_empty(count, heads, directions.shape[1] * (2 if waves else 1))
     scales = tokens.new_empty(count, heads)
-    arrays = tokens.view(count, heads, width).numpy(), head_weights(directions)
+    arrays = tokens.view(count, heads, width).numpy(), each_laid_out(directions, FLOATS).numpy()
     results = features.numpy(), scales.numpy()
     in_ranges(lambda first, last: write_features(*arrays, waves, np.float32(factor), *results, first, last), count)
     by_head = features.view(*tokens.shape[:3], -1), scales.view(*tokens.shape[:3], 1)

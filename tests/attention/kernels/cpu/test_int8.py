@@ -116,7 +116,9 @@ def test_logits_of_some_pieces_are_those_of_all_at_their_places(bias: bool) -> N
 
 @torch.no_grad()
 def test_attentions_that_must_not_round_stay_as_they_are() -> None:
-    attention = next(each for _, each in network("reformer").attentions())
+    attention = next(each for _, each in network("routing").attentions())
+    assert attention.unrounded
+    assert not attention.roundable
     x = torch.randn(2, 5, 32)
     before = attention(x).output
     with products(attention, torch.int8):
