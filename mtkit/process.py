@@ -83,7 +83,7 @@ def _is_ours_to_set() -> bool:
     """Return whether the C library is glibc and the user has not set its malloc options."""
     try:
         library = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except ValueError:
+    except (AttributeError, ValueError):  # not Linux
         return False
     by_user = os.environ.get(TUNABLES, "").replace(NO_CACHE, "")
     named = any(name.startswith("MALLOC_") for name in os.environ)
