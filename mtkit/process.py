@@ -38,9 +38,10 @@ def set_environment() -> None:
     # large tensors on the CPU get large pages: the C library maps such tensors anew, and faults in pages of 4 KB take
     # longer than much of the arithmetic
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    # oneDNN makes a kernel for each shape of a product and by default keeps 1,024, which take 300 MB in training and
-    # validation; the updates of a small model have some thirty shapes each, and most do not return soon
+    # oneDNN makes a kernel for each shape of a product. By default, it and PyTorch each keep 1,024; the updates of a
+    # small model have some thirty shapes each, and most do not return soon
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
     if "OMP_WAIT_POLICY" not in os.environ:
         # threads that wait for each other sleep after this many spins, not after 300,000: a spinning thread takes a
         # shared core from the thread that it waits for; on idle cores it starts sooner than one that sleeps
