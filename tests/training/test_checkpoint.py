@@ -152,6 +152,23 @@ def test_the_average_is_the_mean_and_can_be_the_best(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
 
 
+def test_the_average_is_of_moving_averages_if_there_are_any(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
+    for update in (1, 2):
+        tensors = {name: {"w": torch.full((3,), value * update)} for name, value in (("model", 1.0), ("ema", 10.0))}
+        checkpoints.save(Progress(update=update, bleu=1.0, score=1.0), tensors)
+    assert checkpoints.mean_of_last(2, {"w"})[0]["w"].tolist() == [15.0] * 3
+
+
+def test_scores_of_other_settings_do_not_make_a_checkpoint_the_best(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1, fingerprint="new")
+    for update, bleu, settings in ((1, 90.0, "old"), (2, 5.0, "new"), (3, 4.0, "new"), (4, 3.0, "new")):
+        progress = Progress(update=update, bleu=bleu, score=bleu, judged_by=settings)
+        checkpoints.save(progress, {"model": {"w": torch.zeros(1)}})
+    assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "update-00000002"
+    assert kept(checkpoints) == [2, 4]
+
+
 def test_what_a_signal_left_is_gone_on_from_and_counts_for_nothing_else(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
     for update, bleu in ((1, 9.0), (2, 1.0), (3, None), (4, 2.0), (5, None), (6, None)):

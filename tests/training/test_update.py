@@ -215,6 +215,14 @@ def test_dropout_is_a_function_of_seed_update_and_process() -> None:
     assert all(one != other for index, one in enumerate(others) for other in others[:index])
 
 
+def test_each_update_has_a_seed_of_its_own_which_a_repetition_has_again(prepared: Prepared) -> None:
+    steps, seeds = updater(prepared)[0], list[int]()
+    for number in (1, 2, 1):
+        steps.run(work_of(prepared, [0]), number, rate=0.0, total_updates=9)
+        seeds.append(torch.initial_seed())
+    assert seeds[0] == seeds[2] != seeds[1]
+
+
 def test_the_real_model_trains_in_bfloat16_with_float32_weights(prepared: Prepared) -> None:
     size = prepared.tokenizers.target.size
     model = build_model(tiny(), source_vocabulary=size, target_vocabulary=size)
