@@ -69,6 +69,8 @@ def test_numbers_are_uniform_and_independent() -> None:
     correlation = torch.corrcoef(drawn.T) - torch.eye(20)
     assert correlation.abs().max() < 0.1
     assert drawn.unique().numel() == drawn.numel()
+    of_steps = torch.cat([uniform(1, torch.arange(50), 20, step) for step in range(20)])
+    assert of_steps.unique().numel() == of_steps.numel()
 
 
 def test_each_argument_matters_and_the_batch_does_not() -> None:
