@@ -50,6 +50,16 @@ def test_the_ends_stay_within_0_and_100() -> None:
     assert all(each.low <= each.mean <= each.high for each in found if each.low is not None and each.high is not None)
 
 
+@pytest.mark.parametrize("uneven", [[100.0, 80.0], [0.0, 20.0]])
+def test_intervals_hold_the_mean_of_scores_that_vary_more_than_the_others(uneven: list[float]) -> None:
+    found = pool([[50.0, 50.0], uneven, *[[50.0, 50.0]] * 50])[1]
+    assert found.low is not None
+    assert found.high is not None
+    assert found.difference_low is not None
+    assert found.low <= found.mean <= found.high
+    assert found.difference_low <= found.difference
+
+
 def test_few_tests_between_equal_entries_are_significant() -> None:
     random = np.random.default_rng(1)
     hits = 0
