@@ -85,6 +85,22 @@ def test_a_finished_part_is_not_made_again_unless_of_something_else(source: Path
     assert translate(source, out, part, about=2)
 
 
+def test_a_part_without_one_of_its_outputs_is_made_again(source: Path, out: Path) -> None:
+    part, outputs = Part(2, 3), [out, out.with_name("links")]
+    span = part_lines(source, part)
+
+    def begins() -> bool:
+        return begin_part(part, source, span, outputs, {"about": 1})
+
+    assert begins()
+    for missing in (*outputs, None):
+        for output in outputs:
+            part.output(output).unlink(missing_ok=True)
+            if output != missing:
+                part.output(output).touch()
+        assert begins() == (missing is not None)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
