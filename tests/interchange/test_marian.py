@@ -10,7 +10,7 @@ import sentencepiece
 import torch
 
 from mtkit.errors import DataError
-from mtkit.interchange.marian import model_settings
+from mtkit.interchange.marian import Generation, decoding_settings, model_settings
 from mtkit.interchange.marian_vocabulary import FIRST, NEVER, number, ordinary, renumbered
 from mtkit.text.model_file import ModelFile
 from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD, UNK, Tokenizer
@@ -35,6 +35,24 @@ def test_embeddings_are_tied_as_the_configuration_says(shared: bool | None, tied
     said = {"share_encoder_decoder_embeddings": shared, "tie_word_embeddings": tied}
     found = model_settings({**CONFIGURATION, **{name: value for name, value in said.items() if value is not None}})  # type: ignore[typeddict-item]
     assert found["tie"] == tie
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({}, {"method": "greedy", "length_penalty": 1.0, "no_repeat_ngram": 0, "max_pieces": 31}),
+        (
+            {"num_beams": 4, "length_penalty": 0.0, "no_repeat_ngram_size": 3, "max_length": 20},
+            {"method": "beam", "beam": 4, "length_penalty": 0.0, "no_repeat_ngram": 3, "max_pieces": 19},
+        ),
+        (
+            {"num_beams": None, "length_penalty": None, "max_length": 1},
+            {"method": "greedy", "length_penalty": 1.0, "no_repeat_ngram": 0, "max_pieces": 1},
+        ),
+    ],
+)
+def test_the_search_is_theirs(theirs: Generation, ours: dict[str, Any]) -> None:
+    assert decoding_settings(theirs, 32) == ours
 
 
 VOCABULARY = {"</s>": 0, "<unk>": 1, "▁a": 2, "b": 3, "<pad>": 4}
