@@ -82,6 +82,7 @@ def test_rows_without_a_name_get_one_and_wrong_ids_are_refused() -> None:
     for wrong, message in (
         ({**VOCABULARY, "c": 3}, "two of its pieces have one id"),
         ({**VOCABULARY, "c": 9}, "outside the 5 rows"),
+        ({**VOCABULARY, "</s>": 3, "b": 0}, "</s> has the id 3, but eos_token_id is 0"),
         ({piece: row for piece, row in VOCABULARY.items() if piece != "<unk>"}, "has no piece <unk>"),
     ):
         with pytest.raises(DataError, match=message):
