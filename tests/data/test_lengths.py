@@ -79,6 +79,7 @@ def test_each_direction_has_its_own() -> None:
 def test_percentiles_of_the_sources() -> None:
     found = lengths(list(range(1, 1001)), [5] * 1000, longest=5000)
     assert {share: found.percentiles[share] for share in (50, 99, 100)} == {50: 501, 99: 991, 100: 1001}
+    assert lengths(list(range(1, 151)), [5] * 150).percentiles[99] == 150  # 2 of 150 are more than a hundredth
 
 
 def test_nothing_known_gives_no_limit() -> None:

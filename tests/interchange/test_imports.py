@@ -172,6 +172,19 @@ def test_weights_that_are_no_real_numbers_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.decoder.embed_tokens.weight"])
+def test_a_shared_table_may_have_any_of_its_names(
+    name: str, imported: Callable[[str], tuple[Path, Run]], tmp_path: Path
+) -> None:
+    folder, run = imported("shared")
+    shutil.copytree(folder, tmp_path / "changed")
+    weights = load_file(folder / "model.safetensors")
+    weights[name] = weights.pop("model.shared.weight")
+    save_file(weights, tmp_path / "changed" / "model.safetensors")
+    again = import_marian(tmp_path / "changed", tmp_path / "run").run
+    assert again.weights().read_bytes() == run.weights().read_bytes()
+
+
 def test_an_infinitely_negative_bias_excludes_its_piece(
     imported: Callable[[str], tuple[Path, Run]], tmp_path: Path
 ) -> None:
