@@ -68,6 +68,20 @@ def test_without_the_first_entry_nothing_is_tested(tiny: Made, opened: Opened) -
     assert not any(line.tests for line in table.lines)
 
 
+def test_without_statistics_of_the_first_entry_nothing_is_tested(tiny: Made, opened: Opened) -> None:
+    folder = filled(opened, tiny("full", "band", "linear"), {"full.seed-1": 1, "band.seed-1": 2, "linear.seed-1": 4})
+    (folder.path / "results" / "full.seed-1.safetensors").unlink()
+    assert not any(line.tests for line in build(folder).lines)
+
+
+def test_of_a_search_only_the_chosen_point_counts(tiny: Made, opened: Opened) -> None:
+    study = tiny("full", search={"settings": {"training.peak_rate": [0.001, 0.003]}})
+    folder = filled(opened, study, {"full.peak_rate-0.001.seed-1": 2, "full.peak_rate-0.003.seed-1": 6})
+    (line,) = build(folder).lines
+    assert line.chosen == "peak_rate=0.001"
+    assert line.values["exact"].mean == 75
+
+
 def test_columns_are_chosen_by_the_data(tiny: Made, opened: Opened) -> None:
     scores = {metric: {"value": 50.0, "signature": "x"} for metric in ("BLEU", "chrF", "exact")}
     rows = [row(0, scores={"test": scores})]
@@ -79,7 +93,7 @@ def test_columns_are_chosen_by_the_data(tiny: Made, opened: Opened) -> None:
         choose_columns(rows, ["los"])
 
 
-def test_lower_losses_come_first(tiny: Made, opened: Opened) -> None:
+def test_lower_losses_and_error_rates_come_first(tiny: Made, opened: Opened) -> None:
     folder = filled(opened, tiny("full", "band"), {"full.seed-1": 0, "band.seed-1": 4})
     table = build(folder, ["parameters", "exact"])
     assert [line.entry for line in table.lines] == ["full", "band"]
@@ -88,6 +102,9 @@ def test_lower_losses_come_first(tiny: Made, opened: Opened) -> None:
     table = build(folder, ["loss"])
     assert table.primary == "loss"
     assert [line.entry for line in table.lines] == ["band", "full"]
+    for name, errors in (("full.seed-1", 40.0), ("band.seed-1", 30.0)):
+        folder.keep(name, None, **row(0, scores={"test": {"TER": {"value": errors, "signature": "x"}}}))
+    assert [line.entry for line in build(folder, ["TER"]).lines] == ["band", "full"]
 
 
 def test_records_are_flat_and_all_have_the_same_keys(tiny: Made, opened: Opened) -> None:
