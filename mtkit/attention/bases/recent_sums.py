@@ -73,7 +73,7 @@ def read_recent(state: State, q: Tensor, *, scaled: bool = False) -> Tensor:
     total = _read_rows(state, q, weights)
     if state["past"] is None:
         return total
-    read = _read_sums(state["past"]["shared"]["sums"], state["past"]["ancestor"], q)
+    read = read_sums_of(state["past"]["shared"]["sums"], state["past"]["ancestor"], q)
     return total + (read if of_past is None else read * of_past.unsqueeze(2))
 
 
@@ -132,18 +132,23 @@ def _weights(state: State, scaled: bool) -> tuple[Tensor | None, Tensor | None, 
     return log.exp().to(like), None if of_past is None else of_past.exp().to(like), top
 
 
-def _read_sums(sums: Tensor, ancestor: Tensor, q: Tensor) -> Tensor:
-    """Return what q (B, G, R, N, M) reads from the sums (B, N', G, M, V) of ancestors (B, N), (B, G, R, N, V)."""
+def read_sums_of(sums: Tensor, ancestor: Tensor | None, q: Tensor) -> Tensor:
+    """Return what q (B, G, R, N, M) reads from the sums (B, N', G, M, V) of ancestors (B, N), (B, G, R, N, V).
+
+    Without ancestors, N' is 1.
+    """
     flat, shape = q.flatten(2, 3), q.shape[2:4]
-    if sums.shape[1] == 1:
-        return (flat @ sums.squeeze(1)).unflatten(2, shape)
-    if supports_cached(q, sums, sums):
+    shared = sums.shape[1] == 1
+    if supports_cached(q, sums, sums) and (not shared or torch.get_num_threads() == 1):
         from mtkit.attention.kernels.cpu.state_loops import read_sums
 
         heads = _by_hypothesis(q)
+        ancestor = torch.zeros(heads.shape[:2], dtype=torch.long) if ancestor is None else ancestor
         out = heads.new_empty(*heads.shape[:3], sums.shape[-1])
         read_sums(*(x.numpy() for x in (heads, sums.contiguous(), ancestor.contiguous(), out)))
         return _by_group(out, q)
+    if shared:
+        return (flat @ sums.squeeze(1)).unflatten(2, shape)
     by_sums = (flat.unsqueeze(1) @ sums).unflatten(3, shape)  # (B, N', G, R, N, V)
     segment, hypothesis = numbers(0, len(sums), q.device).unsqueeze(1), numbers(0, shape[1], q.device)
     return by_sums.movedim(4, 2)[segment, ancestor, hypothesis].movedim(1, 3)

@@ -145,12 +145,14 @@ class DecayedAttention(HeadAttention):
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         projected = self.projections(rows, self.q_proj, self.k_proj, self.v_proj)
         state = {**state, "count": state["count"] + 1}
-        window = None
-        if "inputs" in state:
-            window = torch.cat([state["inputs"].flatten(0, 1), upcast(torch.cat([*projected], dim=-1))], dim=1)
-            state["inputs"] = window[:, 1:].unflatten(0, query.shape[:2])
+        mixed: Sequence[Tensor] | None = None
+        if self.convolution is not None:
+            newest = upcast(torch.cat([*projected], dim=-1))
+            convolved, kept = self.convolution.newest(state["inputs"].flatten(0, 1), newest)
+            state["inputs"] = kept.unflatten(0, query.shape[:2])
+            mixed = convolved.split([x.shape[-1] for x in projected], dim=-1)
         position = position_of(state["count"] - 1, query.device)
-        terms, v = self._terms(projected, rows, None, window=window, position=position)
+        terms, v = self._terms(projected, rows, None, mixed=mixed, position=position)
         if self.by_channel:
             heads = read_next(terms, state["sums"].flatten(0, 1))
             return Attended(self.finished(heads, v, rows).squeeze(1).unflatten(0, query.shape[:2])), state
@@ -200,18 +202,11 @@ class DecayedAttention(HeadAttention):
         with torch.autocast(tokens.device.type, enabled=False):
             return self.projected(tokens.type_as(self.q_proj.weight), *maps)
 
-    def mixed(
-        self, projected: Sequence[Tensor], valid: Tensor | None, *, window: Tensor | None = None, reverse: bool = False
-    ) -> Sequence[Tensor]:
-        """Return projections after the convolution and SiLU, (B, T, width) each, in float32 at least.
-
-        window: the last inputs of the convolution, the newest token included, in a step.
-        """
+    def mixed(self, projected: Sequence[Tensor], valid: Tensor | None, *, reverse: bool = False) -> Sequence[Tensor]:
+        """Return projections after the convolution and SiLU, (B, T, width) each, in float32 at least."""
         if self.convolution is None:
             return [F.silu(upcast(x)) if self.silu else upcast(x) for x in projected]
         widths = [x.shape[-1] for x in projected]
-        if window is not None:
-            return self.convolution.newest(window).split(widths, dim=-1)
         if valid is not None:
             projected = [x.masked_fill(~valid.unsqueeze(-1), 0.0) for x in projected]
         firsts = accumulate(widths[:-1], initial=0)
@@ -223,14 +218,17 @@ class DecayedAttention(HeadAttention):
         tokens: Tensor,
         valid: Tensor | None,
         *,
-        window: Tensor | None = None,
+        mixed: Sequence[Tensor] | None = None,
         position: Tensor | None = None,
         reverse: bool = False,
     ) -> tuple[Terms, Tensor]:
-        """Return the terms of tokens (B, T, D) whose padding neither writes nor decays, and values (B, H, T, V)."""
+        """Return the terms of tokens (B, T, D) whose padding neither writes nor decays, and values (B, H, T, V).
+
+        mixed: the results of `mixed`, in a step.
+        """
         p, heads = self.projection, self.site.heads
         with torch.autocast(tokens.device.type, enabled=False):
-            q, k, v = self.mixed(projected, valid, window=window, reverse=reverse)
+            q, k, v = mixed or self.mixed(projected, valid, reverse=reverse)
             q, k = (self._rotated(x, position) for x in (p.queries(q), p.keys(k)))
         q, k, v = (expand_heads(x, heads) for x in (q, k, p.values(v)))
         terms = self.terms(q, k, v, tokens)

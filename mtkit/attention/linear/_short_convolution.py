@@ -37,10 +37,22 @@ class ShortConvolution(nn.Module):
         y: Tensor = _Convolution.apply(x, weight, bias, reverse)  # type: ignore[no-untyped-call]
         return y
 
-    def newest(self, window: Tensor) -> Tensor:
-        """Map the last `taps` inputs (B, taps, C) to the output at the last one, (B, 1, C)."""
+    def newest(self, earlier: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map one more input x (B, 1, C) to its output (B, 1, C); return also the inputs before the next one.
+
+        earlier (B, taps - 1, C) are the inputs before x; the tensor may be written in place.
+        """
+        parameters = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        if torch.is_inference_mode_enabled() and loops_take(earlier, x, *parameters) and earlier.is_contiguous():
+            from mtkit.attention.kernels.cpu.convolution_loops import write_newest
+
+            bias = x.new_zeros(x.shape[2]) if self.bias is None else self.bias
+            y = torch.empty(*x.shape)
+            write_newest(*(tensor.numpy() for tensor in (earlier, x.flatten(0, 1), self.weight, bias, y.squeeze(1))))
+            return y, earlier
+        window = torch.cat([earlier, x], dim=1)
         sums = (window * self.weight.type_as(window).flip(0)).sum(1, keepdim=True)
-        return F.silu(sums if self.bias is None else sums + self.bias.type_as(window))
+        return F.silu(sums if self.bias is None else sums + self.bias.type_as(window)), window[:, 1:]
 
 
 class _Convolution(torch.autograd.Function):

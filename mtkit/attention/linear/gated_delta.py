@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.bases.layers import unit
+from mtkit.attention.bases.recent_sums import read_sums_of
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing, token_means
 from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.linear._decayed_attention import GATES, DecayedAttention, Expand, Norm, Taps, unbiased
@@ -165,4 +166,4 @@ class GatedDelta(DecayedAttention):
         (q,) = self.projections(query, self.q_proj)
         with torch.autocast(query.device.type, enabled=False):
             q = unit(self.projection.queries(F.silu(upcast(q))), EPS)
-            return expand_heads(q, self.site.heads) @ sums
+            return read_sums_of(sums.unsqueeze(1), None, expand_heads(q, self.site.heads).unsqueeze(2)).squeeze(2)

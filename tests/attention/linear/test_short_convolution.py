@@ -20,8 +20,22 @@ def test_it_is_a_depthwise_convolution_over_earlier_or_over_later_inputs(taps: i
     torch.testing.assert_close(convolution(x, reverse=True), F.silu(later))
     torch.testing.assert_close(convolution(x, reverse=True), convolution(x.flip(1)).flip(1))
     inputs = torch.cat([x.new_zeros(2, taps - 1, 3), x], dim=1)
-    torch.testing.assert_close(convolution.newest(inputs[:, 4 : 4 + taps]), convolution(x)[:, 4:5])
+    newest, kept = convolution.newest(inputs[:, 4 : 3 + taps], x[:, 4:5])
+    torch.testing.assert_close(newest, convolution(x)[:, 4:5])
+    torch.testing.assert_close(kept, inputs[:, 5 : 4 + taps])
     torch.testing.assert_close(convolution(x[..., 1:], first=1), convolution(x)[..., 1:])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("taps", [1, 2, 4, 9])
+@pytest.mark.parametrize("bias", [False, True])
+def test_steps_by_the_loop_are_the_convolution(taps: int, bias: bool) -> None:
+    convolution, x = ShortConvolution(37, taps, bias=bias), 3 * torch.randn(5, 12, 37)
+    expected, earlier, outputs = convolution(x), torch.zeros(5, taps - 1, 37), []
+    for t in range(12):
+        y, earlier = convolution.newest(earlier, x[:, t : t + 1])
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_tap_is_the_weight_of_a_distance() -> None:

@@ -1,4 +1,4 @@
-"""Loop of the backward pass of a short depthwise convolution with SiLU."""
+"""Loops of a short depthwise convolution with SiLU: the backward pass, and a step of decoding."""
 
 import numpy as np
 
@@ -63,3 +63,29 @@ def write_gradients(
                 d_weight[:, first:last] += d_taps[:taps]
                 d_bias[first:last] += d_taps[taps]
                 d_taps[:] = 0
+
+
+@compiled("float32[:, :, ::1], float32[:, ::1], float32[:, ::1], float32[::1], float32[:, ::1]")
+def write_newest(earlier: Floats, newest: Floats, weight: Floats, bias: Floats, out: Floats) -> None:
+    """Write SiLU(bias + sum of weight_i x_{t - i}) to out (R, C), for x_t newest (R, C), and forget the first x.
+
+    earlier (R, taps - 1, C) holds the inputs before, and afterwards the inputs up to x_t. weight (taps, C).
+    """
+    rows, channels = newest.shape
+    kept = earlier.shape[1]
+    for r in range(rows):
+        x, y, past = newest[r], out[r], earlier[r]
+        for c in range(channels):
+            y[c] = bias[c] + weight[0, c] * x[c]
+        for i in range(kept):
+            row, of_tap = past[i], weight[kept - i]
+            for c in range(channels):
+                y[c] += of_tap[c] * row[c]
+        for i in range(kept - 1):
+            past[i] = past[i + 1]
+        if kept > 0:
+            past[kept - 1] = x
+        for c in range(channels):
+            s = y[c]
+            small = exponential(-abs(s))
+            y[c] = s * (np.float32(1) if s >= 0 else small) / (np.float32(1) + small)
