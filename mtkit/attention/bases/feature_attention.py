@@ -163,17 +163,19 @@ class FeatureAttention(HeadAttention):
         """The same equation for the newest token of each hypothesis; O(M V) per head, at any position."""
         query, after = inputs.query, {**state, "count": state["count"] + 1}
         here = position_of(state["count"], query.device)
-        phi_q = self._features(self.queries(query, here)).features
         if "shared" in state:
+            phi_q = self._features(self.queries(query, here)).features
             guards = self._guards(lambda: state["shared"]["keys"])
             return Attended(self.merge_heads(read(phi_q, state["shared"]["sums"], like=query, **guards), query)), after
-        keys, gates, recent = self._keys(query, None, here), self.gates_of(query), state["recent"]
+        q, (k, v) = self.queries(query, here), self.keys_values(query, here)
+        own, keys = self._features_of_both(q, k)
+        gates, recent = self.gates_of(query), state["recent"]
         with torch.autocast(query.device.type, enabled=False):
-            features, v1, scale = paired(*keys)
+            features, v1, scale = paired(keys, v)
             if gates is not None:
                 recent, features = fade(recent, gates.kept), features * gates.added
             recent = add_recent(recent, features, v1, scale)
-            rows = upcast(phi_q).unflatten(1, (features.shape[1], -1))  # (B, G, R, N, M)
+            rows = upcast(own.features).unflatten(1, (features.shape[1], -1))  # (B, G, R, N, M)
             total = read_recent(recent, rows, scaled=scale is not None)
             guards = self._guards(lambda: _one_more(state["keys"].transpose(1, 2), gates).unsqueeze(2))
             heads = normalised(total, **guards).flatten(1, 2).type_as(query)
@@ -225,6 +227,15 @@ class FeatureAttention(HeadAttention):
 
     def _features_of_keys(self, k: Tensor, valid: Tensor | None) -> Keys:
         return masked(self._features(k), None if valid is None else valid[:, None, :, None])
+
+    def _features_of_both(self, q: Tensor, k: Tensor) -> tuple[Keys, Keys]:
+        """The features of a step's queries and keys, by one call of the loop if there is one."""
+        both = self.looped_features(torch.cat([q, k], 2)) if q.shape == k.shape else None
+        if both is None:
+            return self._features(q), self._features(k)
+        scales = (None, None) if both.scale is None else both.scale.chunk(2, 2)
+        of_q, of_k = both.features.chunk(2, 2)
+        return Keys(of_q, scales[0]), Keys(of_k, scales[1])
 
     def _features(self, x: Tensor) -> Keys:
         """The features of x (B, H or G, T, K), each head's with its own parameters."""

@@ -45,8 +45,16 @@ class ChannelNorm(nn.Module):
 
 def unit(x: Tensor, eps: float) -> Tensor:
     """Return vectors x (..., K) divided by the root of their squared length plus `eps`. Differentiable once."""
+    if not torch.is_grad_enabled():
+        return x * _inverse_length(x, eps)
     y: Tensor = _Unit.apply(x, eps)  # type: ignore[no-untyped-call]
     return y
+
+
+def _inverse_length(x: Tensor, eps: float) -> Tensor:
+    """Return 1 / sqrt(|x|² + eps) of vectors x (..., K), (..., 1)."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return length.square_().add_(eps).rsqrt_()
 
 
 class _Unit(torch.autograd.Function):
@@ -54,8 +62,7 @@ class _Unit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        inverse = length.square_().add_(eps).rsqrt_()
+        inverse = _inverse_length(x, eps)
         y = x * inverse
         ctx.save_for_backward(y, inverse)
         return y

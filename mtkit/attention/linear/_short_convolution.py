@@ -46,9 +46,10 @@ class ShortConvolution(nn.Module):
         if torch.is_inference_mode_enabled() and loops_take(earlier, x, *parameters) and earlier.is_contiguous():
             from mtkit.attention.kernels.cpu.convolution_loops import write_newest
 
+            y = torch.empty(x.shape)
             bias = x.new_zeros(x.shape[2]) if self.bias is None else self.bias
-            y = torch.empty(*x.shape)
-            write_newest(*(tensor.numpy() for tensor in (earlier, x.flatten(0, 1), self.weight, bias, y.squeeze(1))))
+            rows, outputs = (tensor.squeeze(1).numpy() for tensor in (x.contiguous(), y))
+            write_newest(earlier.numpy(), rows, array_of_parameter(self.weight), array_of_parameter(bias), outputs)
             return y, earlier
         window = torch.cat([earlier, x], dim=1)
         sums = (window * self.weight.type_as(window).flip(0)).sum(1, keepdim=True)
