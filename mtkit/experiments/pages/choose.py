@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from mtkit.attention.registry import mechanisms
-from mtkit.experiments.pages.findings import LENGTH, LEVEL, MARGIN, Measured, long_costs, speeds
+from mtkit.experiments.pages.findings import LENGTH, LEVEL, LONG, MARGIN, Measured, long_costs, speeds
 from mtkit.experiments.pages.questions import FAST, SAVING, Question, letters, score, states
 from mtkit.memory import in_words
 from mtkit.terminal import markdown
@@ -70,12 +70,12 @@ def _answers(shown: Sequence[Question]) -> list[tuple[str, ...]]:
             *NO_TEST,
         )
     )
-    times = {name: of[LENGTH] for name, of in speeds().items() if LENGTH in of}
+    times = {name: of[LONG] for name, of in speeds().items() if LONG in of}
     sound = sorted((name for name in times if not _worse(name, shown)), key=lambda name: -times[name])[:MOST]
     fastest = ", ".join(f"`{name}` {letters(name)} {_speed(times[name])}" for name in sound) or "none"
     rows.append(
         (
-            f"a layer that is fast at {LENGTH:,} tokens, and no - in any test; times as fast as `full`",
+            f"a layer that is fast at {LONG:,} tokens, and no - in any test; times as fast as `full`",
             "",
             fastest,
             *NO_TEST,
@@ -230,10 +230,11 @@ def _columns() -> str:
         f"- Cost: growth with the length T. FLOPs: one layer at {LENGTH:,} tokens with default "
         "options, counted, relative to `full`.\n"
         "- Speed: forward and backward pass of a layer relative to `full`, so 2 is twice as fast; processor time of "
-        "one thread, in the encoder, or in the decoder for mechanisms without that role.\n"
+        "one thread of an AMD EPYC in float32, in the encoder, or in the decoder for mechanisms without that role. -: "
+        "needs more than 9 GiB. On other machines `full` may be twice as fast.\n"
         "- State: memory that decoding keeps per hypothesis after 100 tokens, in the models of `select`. "
         "`mtkit attentions` lists mechanisms without a - as good at long texts if their speed at "
-        f"{LENGTH:,} tokens is at least {FAST:g}, and at small state if it is at most {SAVING:.0%} of `full`'s."
+        f"{LONG:,} tokens is at least {FAST:g}, and at small state if it is at most {SAVING:.0%} of `full`'s."
     )
 
 

@@ -25,6 +25,8 @@ from mtkit.storage.yaml_text import load_yaml
 RESULTS = STUDIES / "results"
 LENGTH = 2048
 """Length of the counted costs, in tokens."""
+LONG = 16_384
+"""Length at which speeds show whether a mechanism suits long texts."""
 REPEATS = 3
 """Smallest number of repeats for a time."""
 MARGIN = 2.0

@@ -10,14 +10,14 @@ from typing import Any
 
 from mtkit.attention.contract import ROLES
 from mtkit.attention.registry import mechanisms
-from mtkit.experiments.pages.findings import LENGTH, Measured, load, measure, speeds
+from mtkit.experiments.pages.findings import LONG, Measured, load, measure, speeds
 from mtkit.experiments.table import COSTS
 from mtkit.memory import in_words
 
 SAVING = 0.6
 """Largest share of the state of `full` that counts as little memory."""
-FAST = 1.5
-"""Smallest layer speed at LENGTH tokens, relative to `full`, that counts as fast."""
+FAST = 5.0
+"""Smallest layer speed at LONG tokens, relative to `full`, that counts as fast."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def good_at(shown: Sequence[Question]) -> dict[str, list[str]]:
         if "-" not in marks.values() and name != "full":
             if state.get(name, state["full"]) <= SAVING * state["full"]:
                 good[name].append("small state")
-            if times.get(name, {}).get(LENGTH, 1.0) >= FAST:
+            if times.get(name, {}).get(LONG, 1.0) >= FAST:
                 good[name].append("long texts")
     return good
 

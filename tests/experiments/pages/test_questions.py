@@ -40,5 +40,8 @@ def test_what_a_mechanism_is_good_at(results: Path) -> None:
     assert good["gau"] == ["selection", "length"]  # its loss is full's, so it computes the same
     assert good["full"] == []
     row = scores_object(shown)["band"]["row"]
-    assert row == ("select 97.0 + (full 90.0); select 2x 97.0 + (full 90.0); speed 12 at 2,048 tokens; state 600 bytes")
+    assert row == (
+        "select 97.0 + (full 90.0); select 2x 97.0 + (full 90.0); "
+        "speed 3.1 at 2,048, 12 at 16,384 tokens; state 600 bytes"
+    )
     assert scores_object(shown)["full"] == {"good_at": "", "row": "select 90.0; select 2x 90.0; state 1000 bytes"}
