@@ -1,7 +1,9 @@
 """Lines of a document, translated together: N in, N out, whatever the model makes of the breaks."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ import pytest
 from mtkit.data.lengths import PERCENTILES, Bin, Lengths
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import held_out
-from mtkit.decoding.lines.segments import Source, split_lines
+from mtkit.decoding.lines.joined import separate_lines
+from mtkit.decoding.lines.segments import Segment, Source, split_lines
 from mtkit.decoding.lines.source import Directions, Documents, SourceLines, TrainedOn, ids_by_blank_lines, source_budget
 from mtkit.decoding.translate import translate_lines
 from mtkit.decoding.translation import Translation
@@ -165,6 +168,16 @@ def test_a_translation_comes_apart_at_its_breaks(tokenizers: Tokenizers) -> None
     assert split_lines(tokenizers.target, [*first, BREAK, *second, 3], 3) is None
     assert split_lines(tokenizers.target, [*first, BREAK, 3], 2) is None  # an empty line is not a translation
     assert split_lines(tokenizers.target, [*first, 3], 2) is None
+
+
+@pytest.mark.parametrize("doubt", [{"cut": True}, {"astray": True}, {"score": -math.inf}])
+def test_a_doubtful_joint_translation_is_rejected(tokenizers: Tokenizers, doubt: dict[str, Any]) -> None:
+    first, second = (tokenizers.target.encode(line) for line in LINES[:2])
+    segment = Segment(0, 0, [*first, BREAK, *second, EOS])
+    joint = Translation("", -2.0, -2.0, (*first, BREAK, *second, EOS))
+    separate = partial(separate_lines, tokenizers.target, TrainedOn(), None, segment)
+    assert [line.text for line in separate(joint)] == LINES[:2]
+    assert separate(replace(joint, **doubt)) == []
 
 
 def test_a_trained_model_gives_every_line_something(trained: Trained) -> None:
