@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mtkit.decoding.engines.model_engine import ModelEngine
-from mtkit.decoding.glossary import Glossary, tokens
+from mtkit.decoding.glossary import Glossary, _occurrences, tokens
 from mtkit.decoding.lines.source import SourceLines
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError, MtkitError
@@ -164,3 +164,7 @@ def test_letters_and_digits_continue_words_except_in_scripts_without_spaces(toke
     first = {tokenizer.piece(piece)[0] for piece in batch.starts_inside.nonzero().flatten().tolist()}
     assert {"a", "H"} <= first
     assert not {"\u2581", ",", "。", "东", "京", "+"} & first
+
+
+def test_occurrences_of_a_term_do_not_overlap() -> None:
+    assert [_occurrences(["la"] * size, ["la", "la"]) for size in range(6)] == [0, 0, 1, 1, 2, 2]
