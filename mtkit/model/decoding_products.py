@@ -18,9 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.bases.head_attention import HeadAttention
-from mtkit.attention.bases.product_attention import ProductAttention
 from mtkit.attention.contract import Attention, unrounded_parts
 from mtkit.attention.kernels.cpu.int8 import Int8, check_int8
 from mtkit.attention.kernels.cpu.product import (
@@ -63,8 +61,7 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for module in model.modules():
             if isinstance(module, HeadAttention):
                 replace(module, "projected", partial(_projected, prepared, unrounded))
-                caches = isinstance(module, ProductAttention | FeatureAttention)
-                low_cache = low and caches and is_plain(module.positions)
+                low_cache = low and hasattr(module, "cache_type") and is_plain(module.positions)
                 if low_cache and module not in unrounded:
                     replace(module, "cache_type", torch.bfloat16)  # half the bytes, which a step waits for
             if has_loops:
