@@ -9,7 +9,7 @@ AT_ONCE = {"-h", "--help", "--version"}
 
 
 def main() -> None:
-    """Run the command line, except for short answers in a process with the memory settings of `mtkit.process`."""
+    """Run the command line; a command that computes runs in a process without glibc's cache (`mtkit.process`)."""
     if len(sys.argv) > 1 and AT_ONCE.isdisjoint(sys.argv):
         restart_without_cache()
     from mtkit.cli.app import main

@@ -1,4 +1,4 @@
-"""Settings of the process that make it start, compute and exit faster. This module does not import PyTorch."""
+"""Settings of the process that save time and memory. This module does not import PyTorch."""
 
 import atexit
 import ctypes
@@ -15,15 +15,15 @@ MALLOPT = {-4: 0, -1: 2**31 - 1, -2: 2**26, 1: 0}
 blocks, see `NO_CACHE`."""
 
 TUNABLES, NO_CACHE = "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"
-"""The environment variable of glibc's settings, and the one that turns off each thread's cache of free small blocks.
-Blocks in the cache are not joined with the free memory around them. The next large block then does not fit into the gap
-that an equally large one left, and the heap grows at each."""
+"""The environment variable with glibc's settings, and the setting that turns off each thread's cache of free small
+blocks. Blocks in the cache are not joined with the free memory around them. A large block then does not fit into the
+gap that an equally large one left, and the heap grows each time."""
 
 
 def restart_without_cache() -> None:
     """Start the command of this process again with `NO_CACHE`, which glibc reads only when a process starts.
 
-    Returns if the setting is there, without glibc, and if the user set malloc options.
+    Returns if the setting is there, if the C library is not glibc, and if the user set malloc options.
     """
     tunables = os.environ.get(TUNABLES, "")
     if NO_CACHE in tunables or not _is_ours_to_set():
