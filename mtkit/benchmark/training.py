@@ -88,7 +88,7 @@ class OwnTrainer:
 def own_trainers(
     recipes: Sequence[Recipe], prepared: Prepared, world: World, precisions: Sequence[str]
 ) -> list[OwnTrainer]:
-    """Make a trainer for each recipe in each precision; `precisions` have values of the setting `training.precision`.
+    """Make a trainer for each recipe in each precision; `precisions` are values of `training.precision`.
 
     Raises: as `OwnTrainer`.
     """

@@ -283,7 +283,7 @@ class Translator:
         return link_lines(self.network, self.tokenizers, heads, lines, translations)
 
     def link_targets(self, lines: SourceLines, targets: Sequence[str], heads: Heads) -> list[Links]:
-        """Link the words of each line with those of a given translation; see `word_alignment.link_targets`."""
+        """Link the words of each line with the words of a given translation; see `word_alignment.link_targets`."""
         return link_targets(self.network, self.tokenizers, heads, lines, targets)
 
     def force(

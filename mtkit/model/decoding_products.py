@@ -6,7 +6,7 @@ are cached until the weights change, because text arrives in chunks; a change th
 count, is not noticed. Norms, softmax and other parts are computed as outside the context, and so are products of
 attentions that must not round (`unrounded`), except of their `roundable` maps. On the CPU, types below float32 also
 make attentions by scaled dot products keep keys and values in bfloat16 (except a decoder's with more than 16
-hypotheses).
+hypotheses), and attentions by features their recent rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -133,7 +133,7 @@ class Precision:
 
 
 def update_precisions(setting: str, device: torch.device) -> list[Precision]:
-    """Return the ways to compute updates with `training.precision` on this device, of which the fastest is measured."""
+    """Return the ways to compute updates on this device with this `training.precision`; the fastest is chosen."""
     candidates = [Precision(setting, device)]
     if setting == "auto" and device.type == "cpu" and candidates[0].name != "float32":
         candidates.insert(0, Precision("float32", device))

@@ -139,6 +139,7 @@ def read_sums_of(sums: Tensor, ancestor: Tensor | None, q: Tensor) -> Tensor:
     """
     flat, shape = q.flatten(2, 3), q.shape[2:4]
     shared = sums.shape[1] == 1
+    # the loop runs on one thread; all threads compute a product with sums that the hypotheses share
     if supports_cached(q, sums, sums) and (not shared or torch.get_num_threads() == 1):
         from mtkit.attention.kernels.cpu.state_loops import read_sums
 

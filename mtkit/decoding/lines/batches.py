@@ -21,7 +21,7 @@ def make_batch(
     stopped: Callable[[], bool] | None = None,
     glossary: Glossary | None = None,
 ) -> SourceBatch:
-    """Pad the segments on the device; `limits` are the maximum numbers of pieces of their translations.
+    """Pad the segments on the device; a translation has at most as many pieces as its limit.
 
     `numbers` are the numbers of the lines, as in `SourceLines`. `lines` and `stopped` become attributes of the batch.
     `glossary` is required if segments have terms.

@@ -139,7 +139,7 @@ class TrainedOn:
         return [most or max([2 * size + 20, *(lengths.limit(size) or 0 for lengths in known)]) for size in sizes]
 
     def limit(self, pieces: Sequence[int], task: int | None, longest: int | None, most: int | None = None) -> int:
-        """Return the maximum number of pieces of a segment's translation: the sum of `limits`.
+        """Return how many pieces a segment's translation may have: the sum of `limits`.
 
         It never exceeds `longest`, the limit of the model.
         """

@@ -157,7 +157,7 @@ def fewest_missed_first(found: Hypotheses, batch: SourceBatch, required: Require
 
 
 def missing(pieces: Sequence[int], terms: Sequence[Term], required: RequiredTerms) -> int:
-    """Return the number of occurrences of terms that a hypothesis lacks."""
+    """Count the required occurrences that a hypothesis lacks, over all terms."""
 
     def touches(place: int) -> bool:
         inside = 0 < place < len(pieces)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, exponential
+from mtkit.attention.kernels.cpu.function_loops import sigmoid
+from mtkit.attention.kernels.cpu.machine_code import Floats, compiled
 
 TOGETHER = 256
 """Positions whose gradients of weights are added up by themselves, so that long sums keep their digits."""
@@ -43,9 +44,8 @@ def write_gradients(
             d_outputs, d_ones = d_y[b, t, first:last], d_taps[taps]
             for c in range(channels):
                 s = sums[c]
-                small = exponential(-abs(s))
-                sigmoid = (np.float32(1) if s >= 0 else small) / (np.float32(1) + small)
-                d = d_outputs[c] * sigmoid * (np.float32(1) + s * (np.float32(1) - sigmoid))
+                share = sigmoid(s)
+                d = d_outputs[c] * share * (np.float32(1) + s * (np.float32(1) - share))
                 sums[c] = d
                 d_ones[c] += d
             for i in range(some):
@@ -72,20 +72,18 @@ def write_newest(earlier: Floats, newest: Floats, weight: Floats, bias: Floats, 
     earlier (R, taps - 1, C) holds the inputs before, and afterwards the inputs up to x_t. weight (taps, C).
     """
     rows, channels = newest.shape
-    kept = earlier.shape[1]
+    lags = earlier.shape[1]
     for r in range(rows):
         x, y, past = newest[r], out[r], earlier[r]
         for c in range(channels):
             y[c] = bias[c] + weight[0, c] * x[c]
-        for i in range(kept):
-            row, of_tap = past[i], weight[kept - i]
+        for i in range(lags):
+            row, of_tap = past[i], weight[lags - i]
             for c in range(channels):
                 y[c] += of_tap[c] * row[c]
-        for i in range(kept - 1):
+        for i in range(lags - 1):
             past[i] = past[i + 1]
-        if kept > 0:
-            past[kept - 1] = x
+        if lags > 0:
+            past[lags - 1] = x
         for c in range(channels):
-            s = y[c]
-            small = exponential(-abs(s))
-            y[c] = s * (np.float32(1) if s >= 0 else small) / (np.float32(1) + small)
+            y[c] *= sigmoid(y[c])

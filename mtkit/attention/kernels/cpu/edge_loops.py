@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mtkit.attention.kernels.cached_rows import rows_of
 from mtkit.attention.kernels.cpu.decoding_loops import STEPS, TOGETHER, Steps
-from mtkit.attention.kernels.cpu.function_loops import tangent
-from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, exponential, part
+from mtkit.attention.kernels.cpu.function_loops import sigmoid, tangent
+from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, part
 from mtkit.attention.kernels.cpu.product_tiles import FLOATS, each_laid_out, write_products
 from mtkit.attention.kernels.cpu.row_products import write_four_products
 from mtkit.attention.kernels.cpu.threads import in_ranges
@@ -17,12 +17,6 @@ LOWEST = np.finfo(np.float32).min
 
 ROWS = 48
 """Sources of a block."""
-
-
-@part
-def sigmoid(x: np.float32) -> np.float32:
-    small = exponential(-abs(x))
-    return (np.float32(1) if x > 0 else small) / (np.float32(1) + small)
 
 
 @part

@@ -44,6 +44,13 @@ def write_waves(rows: Floats, out: Floats, factor: np.float32) -> None:
 
 
 @part
+def sigmoid(x: np.float32) -> np.float32:
+    """Return 1 / (1 + exp(-x))."""
+    small = exponential(-abs(x))
+    return (np.float32(1) if x > 0 else small) / (np.float32(1) + small)
+
+
+@part
 def tangent(x: np.float32) -> np.float32:
     """Return tanh(x) with an error of at most 2e-7."""
     small = exponential(np.float32(-2) * abs(x))
