@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from platform import machine
 
 import torch
 from torch import Tensor
@@ -24,6 +25,13 @@ def find_device(name: str = "auto") -> torch.device:
     except (RuntimeError, AssertionError, ImportError, ValueError) as error:
         raise MtkitError(f"no device {shown(name)} here; use --device auto or --device cpu") from error
     return device
+
+
+def hardware(device: torch.device) -> str:
+    """Return "cpu (x86_64), 2 thread(s)", or the name of the GPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device} ({machine()}), {torch.get_num_threads()} thread(s)"
 
 
 def check_default_type() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from mtkit.benchmark.attention import FORMS, METRICS, WORKS, Benchmark
-from mtkit.benchmark.report import aligned, hardware
+from mtkit.benchmark.report import aligned
+from mtkit.device import hardware
 from mtkit.evaluation.pictures.figures import save_figure
 from mtkit.version import __version__
 

@@ -4,7 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from mtkit.benchmark.decoding import DecodingBenchmark, Measured
-from mtkit.benchmark.report import Bars, about, aligned, giga, hardware, percent, rates_in_words, times
+from mtkit.benchmark.report import Bars, about, aligned, giga, percent, rates_in_words, times
+from mtkit.device import hardware
 
 AGREEMENT = 0.95
 """Minimum share of equal greedy translations in float32; below it, another program's model is doubtful."""

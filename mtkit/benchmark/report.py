@@ -1,6 +1,5 @@
 """Shared parts of the benchmarks' reports: output files, tables, bar charts, and the machine's measured rates."""
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic_core import from_json
 
 from mtkit import terminal
 from mtkit.benchmark.machine import Rate
+from mtkit.device import hardware
 from mtkit.errors import MtkitError
 from mtkit.evaluation.pictures.figures import save_figure
 from mtkit.storage.files import check_writable, inside, write_json, write_text
@@ -90,13 +90,6 @@ def about(device: torch.device, rates: Mapping[str, Rate]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "product_rates": {name: {"best": rate.best, "by_size": rate.by_size} for name, rate in rates.items()},
     }
-
-
-def hardware(device: torch.device) -> str:
-    """ "cpu (x86_64), 2 threads", or the GPU's name."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()}), {torch.get_num_threads()} thread(s)"
 
 
 def rates_in_words(rates: Mapping[str, Rate]) -> str:

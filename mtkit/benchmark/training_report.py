@@ -4,8 +4,9 @@ from dataclasses import asdict
 from typing import Any
 
 from mtkit.benchmark.attention_report import readable
-from mtkit.benchmark.report import Bars, about, aligned, giga, hardware, percent, rates_in_words, times
+from mtkit.benchmark.report import Bars, about, aligned, giga, percent, rates_in_words, times
 from mtkit.benchmark.training import TURN, Trained, TrainingBenchmark
+from mtkit.device import hardware
 
 
 def table(benchmark: TrainingBenchmark) -> str:

@@ -6,7 +6,6 @@ starts it. Each trial has its own process, so that its peak memory can be measur
 
 import argparse
 import os
-import platform
 import signal
 import sys
 import threading
@@ -25,7 +24,7 @@ from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.decoding.files import translate_side
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.translator import Translator
-from mtkit.device import find_device
+from mtkit.device import find_device, hardware
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import doubt, named_metrics, told_apart, with_intervals
 from mtkit.evaluation.statistics import gather
@@ -75,7 +74,7 @@ def main() -> int:
             if "failed" not in (folder.row(name) or {"failed": ""}):
                 return 0  # another process has finished it
             device = find_device(arguments.device)
-            machine |= {"hardware": _hardware(device), "device": str(device)}
+            machine |= {"hardware": hardware(device), "device": str(device)}
             return run_trial(folder, name, device, machine)
     except MtkitError as error:
         folder.fail(name, str(error), **machine)
@@ -231,12 +230,6 @@ def _training(progress: Progress, limit: str | None) -> dict[str, Any]:
         "tokens_per_second": progress.tokens / max(progress.training_seconds, 1e-9),
         "limit": limit,
     }
-
-
-def _hardware(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device} ({platform.machine()}), {torch.get_num_threads()} thread(s)"
 
 
 def _stop_without_parent() -> None:
