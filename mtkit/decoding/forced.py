@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,18 +28,6 @@ Layers = list[Tensor | None]
 """The weights of each cross-attention layer; None for a mechanism that has none."""
 
 Result = TypeVar("Result")
-
-
-class Limited(Protocol):
-    """A model or an engine with limits of length."""
-
-    @property
-    def longest_source(self) -> int | None:
-        """The maximum number of source pieces, EOS counted."""
-
-    @property
-    def longest_target(self) -> int | None:
-        """The maximum number of target pieces, EOS counted."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,7 @@ def force_lines(
 
 
 def check_pairs(
-    model: Limited, tokenizers: Tokenizers, lines: SourceLines, targets: Sequence[str]
+    model: Engine | Network, tokenizers: Tokenizers, lines: SourceLines, targets: Sequence[str]
 ) -> tuple[Source, list[list[int]]]:
     """Return the source, and the pieces of the target lines, which make pairs within the limits of the model.
 
