@@ -14,8 +14,6 @@ from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.training.flops import flops_per_token
 
-__all__ = ["Budget", "flops_per_token", "matched", "parameters_of", "state_bytes"]
-
 Budget = Literal["parameters", "flops"]
 
 TOLERANCE = 0.01

@@ -11,14 +11,14 @@ from mtkit.attention import mechanisms
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
-from mtkit.experiments.cost import Budget, flops_per_token, matched, parameters_of, state_bytes
+from mtkit.experiments.cost import Budget, matched, parameters_of, state_bytes
 from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, make_recipe, merged
 from mtkit.training import flops
 from mtkit.training.data_loader import DataLoader
 from mtkit.training.device_batch import DeviceBatch
-from mtkit.training.flops import FORMULAS, flops_of, without_onednn
+from mtkit.training.flops import FORMULAS, flops_of, flops_per_token, without_onednn
 from mtkit.training.world import World
 
 RNN = {"architecture": "rnn"}
