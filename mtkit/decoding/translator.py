@@ -286,16 +286,6 @@ class Translator:
         """Link the words of each line with the words of a given translation; see `word_alignment.link_targets`."""
         return link_targets(self.network, self.tokenizers, heads, lines, targets)
 
-    def force(
-        self,
-        lines: SourceLines | Sequence[str],
-        targets: Sequence[str],
-        *,
-        on_progress: OnProgress = lambda lines: None,
-    ) -> list[float]:
-        """Return the log-probability of each given translation of `lines`, which are as in `translate`."""
-        return [forced.log_prob for forced in self.force_pieces(lines, targets, on_progress=on_progress)]
-
     def force_pieces(
         self,
         lines: SourceLines | Sequence[str],

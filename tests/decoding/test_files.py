@@ -107,7 +107,7 @@ def test_documents_have_ids_or_blank_lines(translator: Translator, monkeypatch: 
 
 def test_given_translations_are_scored(translator: Translator, tmp_path: Path) -> None:
     lines, given = sentences(4, 5), sentences(4, 6)
-    expected = [f"{each:.6f}" for each in translator.force(lines, given)]
+    expected = [f"{each.log_prob:.6f}" for each in translator.force_pieces(lines, given)]
     assert written(lambda out: force_file(translator, lines, given, out, documents=False)) == expected
     force_file(translator, lines, given, tmp_path / "out", directions="en-de", documents=False)
     assert (tmp_path / "out").read_text().split("\n") == [*expected, ""]
@@ -170,8 +170,8 @@ def test_words_of_given_translations_are_scored(translator: Translator) -> None:
         json.loads(line)
         for line in written(lambda out: force_file(translator, lines, given, out, documents=False, words=True))
     ]
-    for line, target, log_prob in zip(scored, given, translator.force(lines, given), strict=True):
-        assert line["log_prob"] == pytest.approx(log_prob, abs=1e-4)
+    for line, target, forced in zip(scored, given, translator.force_pieces(lines, given), strict=True):
+        assert line["log_prob"] == pytest.approx(forced.log_prob, abs=1e-4)
         assert [word for word, _ in line["words"]] == [*target.split(), "</s>"]
         for parts in (line["words"], line["pieces"]):
             assert sum(value for _, value in parts) == pytest.approx(line["log_prob"], abs=1e-9)

@@ -47,8 +47,8 @@ def test_each_step_has_the_distribution_of_a_step_of_decoding(translator: Transl
 
 def test_probabilities_multiply_to_that_of_the_target(translator: Translator) -> None:
     steps = translator.output_steps(SOURCE, TARGET, top=10_000)
-    (log_prob,) = translator.force([SOURCE], [TARGET])
-    assert sum(math.log(step.probability) for step in steps) == pytest.approx(log_prob, rel=1e-4)
+    (forced,) = translator.force_pieces([SOURCE], [TARGET])
+    assert sum(math.log(step.probability) for step in steps) == pytest.approx(forced.log_prob, rel=1e-4)
     for step in steps:  # more than there are pieces: all of them
         assert sum(value for _, value in step.top) == pytest.approx(1.0)
 

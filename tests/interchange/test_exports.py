@@ -126,8 +126,10 @@ def test_it_comes_back_by_import_with_the_same_probabilities(run: Run, tmp_path:
     export_run(run, "huggingface", tmp_path / "out")
     back = import_marian(tmp_path / "out", tmp_path / "back").run
     targets = ["犬 が 家", "我们 都 喜欢 狗。", "der alte Hund", "", "見る"]
+    translators = [Translator([each], device="cpu", dtype="float32") for each in (run, back)]
     first, second = (
-        Translator([each], device="cpu", dtype="float32").force(LINES[: len(targets)], targets) for each in (run, back)
+        [forced.log_prob for forced in translator.force_pieces(LINES[: len(targets)], targets)]
+        for translator in translators
     )
     assert first == pytest.approx(second, abs=1e-3)
     assert min(first) < -20

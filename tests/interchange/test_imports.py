@@ -97,13 +97,13 @@ def test_given_translations_have_hugging_faces_probability(imported: Callable[[s
     folder, run = imported("shared")
     model, tokenizer = load_theirs(folder)
     targets = ["犬 が 家", "我们 都 喜欢 狗。", "der alte Hund"]
-    found = Translator([run], engine="mtkit", device="cpu").force(SOURCES[:3], targets)
-    for source, target, log_prob in zip(SOURCES, targets, found, strict=False):
+    found = Translator([run], engine="mtkit", device="cpu").force_pieces(SOURCES[:3], targets)
+    for source, target, forced in zip(SOURCES, targets, found, strict=False):
         inputs, labels = tokenizer([source], return_tensors="pt"), tokenizer(text_target=[target], return_tensors="pt")
         with torch.no_grad():
             logits = model(**inputs, labels=labels.input_ids).logits.log_softmax(-1)
         expected = logits.gather(-1, labels.input_ids[..., None]).sum().item()
-        assert log_prob == pytest.approx(expected, abs=1e-3)
+        assert forced.log_prob == pytest.approx(expected, abs=1e-3)
 
 
 def test_it_does_what_a_run_does(imported: Callable[[str], tuple[Path, Run]]) -> None:
