@@ -88,7 +88,7 @@ class About(TypedDict):
     format: int
     vocabularies: Vocabularies
     tokenizer: NotRequired[str]
-    """`Run.vocabulary` when the training began; runs of earlier versions have none."""
+    """`Run.vocabulary` when the training began; imported runs have none."""
     data: NotRequired[str]
     directions: NotRequired[list[str]]
     document_pieces: NotRequired[int | None]
@@ -170,7 +170,7 @@ class Run:
 
     @property
     def lengths(self) -> list[Lengths] | None:
-        """Lengths of the training pairs by direction; None for runs of an earlier version.
+        """Lengths of the training pairs by direction; None for imported runs.
 
         Raises: RunError if a direction is missing.
         """

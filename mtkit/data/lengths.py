@@ -65,8 +65,8 @@ class Lengths(BaseModel):
     """In order of length; empty if there is no pair."""
     percentiles: dict[int, Count]
     """Percentiles of the source length, in pieces."""
-    sentences: dict[int, Count] | None = None
-    """Number of sources by their number of sentences; None if an earlier `prepare` did not count them."""
+    sentences: dict[int, Count] = {}
+    """Number of sources of a sample by their number of sentences."""
 
     @model_validator(mode="after")
     def _percentiles_go_with_pairs(self) -> Self:
@@ -83,10 +83,8 @@ class Lengths(BaseModel):
     def sentences_at_once(self) -> int | None:
         """The largest number of sentences that one training line in twenty has or exceeds.
 
-        None, for no limit, if it is unknown or at least `MOST_SENTENCES`.
+        None, for no limit, if it is at least `MOST_SENTENCES`.
         """
-        if self.sentences is None:
-            return None
         lines, most = 0, 1
         for number, count in sorted(self.sentences.items(), reverse=True):
             lines += count
@@ -113,8 +111,6 @@ def lengths_of(prepared: "Prepared", longest: int) -> dict[str, Lengths]:
     measured = measure_lengths(prepared.train, len(prepared.directions), longest)
     lengths = dict(zip(prepared.directions, measured, strict=True))
     corpora = prepared.record["sides"]["train"]["corpora"]
-    if any("sentences" not in corpus for corpus in corpora):
-        return lengths
     sentences = {direction: Counter[int]() for direction in lengths}
     for corpus in corpora:
         counts = {int(number): count for number, count in corpus["sentences"].items() if count}

@@ -171,6 +171,5 @@ def _record(
         "settings": settings.model_dump(mode="json", exclude={"folder"}),
         "identity": identity,
         "inputs": inputs,
-        "normalization": {"source": settings.tokenizer.normalization, "target": "identity"},
         "vocabulary": {"source": tokenizers.source.size, "target": tokenizers.target.size},
     }

@@ -44,8 +44,8 @@ class Counts(TypedDict):
     bytes: Sides
     found: dict[str, Count]
     left_out: dict[str, Count]
-    altered: NotRequired[Count]
-    sentences: NotRequired[dict[Annotated[str, StringConstraints(pattern="^[0-9]{1,3}$")], Count]]
+    altered: Count
+    sentences: dict[Annotated[str, StringConstraints(pattern="^[0-9]{1,3}$")], Count]
 
 
 class CorpusCounts(Counts):
@@ -53,7 +53,7 @@ class CorpusCounts(Counts):
 
     direction: str
     suspicious_line: int | None
-    altered_line: NotRequired[Altered | None]
+    altered_line: Altered | None
 
 
 @stored
@@ -107,8 +107,6 @@ class Record(TypedDict):
     settings: dict[str, Any]
     identity: Identity
     inputs: dict[str, Input]
-    normalization: NotRequired[dict[str, str]]
-    """By side; earlier versions normalised both sides as in `settings`."""
     vocabulary: Sides
     sides: dict[str, SideCounts]
     seconds: float

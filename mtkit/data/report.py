@@ -49,9 +49,7 @@ def summary(report: Report, max_length: int) -> str:
     parts += _oddities(record)
     if documents := settings["documents"]:
         joins = (
-            "fills rows with their segments"
-            if documents.get("whole")
-            else "joins their segments differently each epoch"
+            "fills rows with their segments" if documents["whole"] else "joins their segments differently each epoch"
         )
         parts.append(f"documents: training {joins}, up to {documents['pieces']:,} pieces")
     if (folder / CONTRASTIVE).is_file():
@@ -191,8 +189,7 @@ def _vocabulary(record: dict[str, Any]) -> str:
     total = sum(sum(counts["pieces"].values()) for counts in sides) or 1
     shares = {what: sum(sum(counts[what].values()) for counts in sides) / total for what in ("bytes", "unknown")}
     return (
-        f"vocabulary{origin}: {size}, {settings['kind']}, normalisation {settings['normalization']} "
-        f"{'of the source' if 'normalization' in record else 'of both sides'}; "
+        f"vocabulary{origin}: {size}, {settings['kind']}, normalisation {settings['normalization']} of the source; "
         f"bytes {shares['bytes']:.2%} of the pieces, unknown {shares['unknown']:.2%}"
     )
 
@@ -216,19 +213,13 @@ def _hard_to_spell(sides: dict[str, Any]) -> list[str]:
 
 
 def _altered(record: dict[str, Any]) -> list[str]:
-    """Return how many targets a model cannot write unchanged, with an example; earlier versions did not count them."""
-    if "normalization" not in record:
-        message = (
-            "targets were normalised too, by an earlier mtkit, so that a model cannot write the original text; "
-            "--overwrite prepares them as they are"
-        )
-        return [message] * (record["settings"]["tokenizer"]["normalization"] != "identity")
+    """Return how many targets a model cannot write unchanged, with an example."""
     sides = record["sides"].items()
     corpora = ((name, corpus) for name, side in sides for corpus in side["corpora"])
-    examples = [(name, line) for name, corpus in corpora if (line := corpus.get("altered_line"))]
+    examples = [(name, line) for name, corpus in corpora if (line := corpus["altered_line"])]
     if not examples:
         return ["targets: all can be decoded from their pieces, except runs of spaces and spaces at the ends"]
-    counts = [f"{side['altered']:,} in {name}" for name, side in sides if side.get("altered")]
+    counts = [f"{side['altered']:,} in {name}" for name, side in sides if side["altered"]]
     name, example = examples[0]
     text, decoded = example["text"], example["back"]
     pairs = enumerate(zip(text, decoded, strict=False))

@@ -49,7 +49,7 @@ def _limits(run: Run, direction: str) -> ContextLimits | None:
         documents = run.recipe.data.documents
         return ContextLimits(None, max(run.document_pieces, documents.pieces if documents else 0))
     lengths = run.lengths[run.directions.index(direction)] if run.lengths else None
-    if lengths is None or not lengths.bins or lengths.sentences is None or lengths.sentences_at_once == 1:
+    if lengths is None or not lengths.bins or lengths.sentences_at_once == 1:
         return None
     source, target = map(seam, languages_of(direction))
     return ContextLimits((source, target), lengths.pieces_at_once, lengths.sentences_at_once)

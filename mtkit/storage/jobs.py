@@ -312,7 +312,7 @@ def begin_outputs(record: Path, made_of: Mapping[str, Any], outputs: Sequence[Pa
     recorded = None
     with suppress(OSError, ValueError):
         recorded = from_json(record_bytes(record))
-    is_record = isinstance(recorded, dict) and recorded.keys() <= made_of.keys()  # {}: begun by an earlier version
+    is_record = isinstance(recorded, dict) and recorded.keys() == made_of.keys()
     if record.exists() and not (record.is_file() and (existing or is_record)):
         raise MtkitError(f"{record} is not a record of mtkit; move it away")
     if existing and not record.exists():

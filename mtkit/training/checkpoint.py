@@ -12,7 +12,7 @@ best.json                   the checkpoint with the best validation score, among
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NotRequired
@@ -36,10 +36,10 @@ from mtkit.storage.files import (
 from mtkit.storage.records import Count, read_stored, stored
 from mtkit.storage.weights import PICKLES, check_sum, read_tensors
 from mtkit.training.optimization.averaging import mean_weights
-from mtkit.training.progress import LATER, Progress, sort_key
+from mtkit.training.progress import Progress, sort_key
 
 FORMAT = 1
-"""Incremented when the layout changes so that older checkpoints cannot be read."""
+"""Version of the layout; checkpoints of other versions are refused."""
 
 
 @stored
@@ -53,7 +53,6 @@ class State(TypedDict):
     nll: NotRequired[float | None]
     best_by: NotRequired[BestBy]
     score: NotRequired[float | None]
-    best_bleu: NotRequired[float | None]
     judged_by: NotRequired[str]
     averaged: NotRequired[list[Count]]
     diverging: NotRequired[Count]
@@ -117,9 +116,7 @@ class Checkpoints:
         state = read_state(average) if average.is_dir() else None
         if state is None or state.get("judged_by") != self._fingerprint:
             return False
-        wanted = _updates(self._validated()[-count:])
-        # earlier versions recorded only the last update
-        return state["update"] == wanted[-1] and state.get("averaged", wanted) == wanted
+        return state.get("averaged") == _updates(self._validated()[-count:])
 
     def mean_of_last(self, count: int, parameters: Collection[str]) -> tuple[dict[str, Tensor], list[int]]:
         """Average the weights of the last `count` validated checkpoints, or moving averages; also return their updates.
@@ -149,7 +146,7 @@ class Checkpoints:
         ranked = self._ranked(self.all() + ([average] if average.is_dir() else []))
         if ranked:
             state = read_state(ranked[0])
-            write_json(self._best, {"checkpoint": ranked[0].name, state.get("best_by", "bleu"): _score(state)})
+            write_json(self._best, {"checkpoint": ranked[0].name, state.get("best_by", "bleu"): state["score"]})
 
     def clean(self) -> None:
         """Remove incomplete and superfluous folders of a killed process, and update best.json.
@@ -180,9 +177,9 @@ class Checkpoints:
         """Return the paths with a score, best first; if some have scores of the present settings, only those."""
         states = [(read_state(path), path) for path in paths]
         scored = [
-            (sort_key(state.get("best_by", "bleu"), score, state.get("nll")), path, state)
+            (sort_key(state.get("best_by", "bleu"), score, nll), path, state)
             for state, path in states
-            if (score := _score(state)) is not None
+            if (score := state.get("score")) is not None and (nll := state.get("nll")) is not None
         ]
         comparable = [entry for entry in scored if entry[2].get("judged_by") == self._fingerprint]
         return [path for _, path, _ in sorted(comparable or scored, key=itemgetter(0), reverse=True)]
@@ -206,11 +203,6 @@ def _has_only_checkpoint_files(path: Path) -> bool:
 def _updates(paths: Sequence[Path]) -> list[int]:
     """Return the updates of checkpoint folders."""
     return [int(path.name.partition("-")[2]) for path in paths]
-
-
-def _score(state: State) -> float | None:
-    """Return the validation score of a checkpoint; earlier versions stored only BLEU."""
-    return state["score"] if "score" in state else state.get("bleu")
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
@@ -239,16 +231,13 @@ def read_state(path: Path) -> State:
 def read_progress(path: Path) -> Progress:
     """Return the progress when the checkpoint was written. Raises: RunError."""
     state, file = read_state(path), path / "state.json"
-    missing = [name for name in Progress.__dataclass_fields__ if name not in state.keys() | LATER]
+    missing = [name for name in Progress.__dataclass_fields__ if name not in state]
     if missing:
         raise RunError(f"{file} is damaged ({missing[0]} is missing); {_remedy(path)}")
     progress = read_stored(file, Progress, _remedy(path), error=RunError)
     if path.name != f"update-{progress.update:08d}":
         raise RunError(f"{file} is damaged (update = {progress.update}); {_remedy(path)}")
-    if "score" not in state:
-        best = state.get("best_bleu")
-        progress = replace(progress, score=progress.bleu, best_score=best, patience_score=best)
-    return progress if "training_seconds" in state else replace(progress, training_seconds=progress.seconds)
+    return progress
 
 
 def verified_tensors(path: Path, name: str) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """The place of a training, which resumes with it, and its result."""
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,7 +63,7 @@ class Progress:
 
     def is_bettered_by(self, score: float, nll: float) -> bool:
         """Return whether a validation with these is better than the best so far."""
-        if self.best_score is None:
+        if self.best_score is None or self.best_nll is None:
             return True
         return sort_key(self.best_by, score, nll) > sort_key(self.best_by, self.best_score, self.best_nll)
 
@@ -94,16 +93,9 @@ class Progress:
         return replace(progress, best_score=None, best_nll=None, patience_score=None)
 
 
-LATER = {
-    *("training_seconds", "judged_by", "nll", "best_nll", "first_nll", "diverging"),
-    *("best_by", "score", "best_score", "patience_score"),
-}
-"""Keys that are absent from checkpoints of earlier versions."""
-
-
-def sort_key(best_by: BestBy, score: float, nll: float | None) -> tuple[float, float]:
-    """Sort key of validations, larger for the better one; old checkpoints have no loss."""
-    return -score if best_by in LOWER_IS_BETTER else score, -math.inf if nll is None else -nll
+def sort_key(best_by: BestBy, score: float, nll: float) -> tuple[float, float]:
+    """Sort key of validations, larger for the better one: the score, then the loss."""
+    return -score if best_by in LOWER_IS_BETTER else score, -nll
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ def imported_from(run: Run) -> str | None:
 
 def ancestors(run: Run) -> list[Origin]:
     """List the run that initialised the training, then the run that initialised that run, and so on."""
-    parent = run.about.get("init_from")
-    return run.about.get("origins", [Origin(run=parent, imported_from=None, data=[])] if parent else [])
+    return run.about.get("origins", [])
 
 
 def trained_on(run: Run) -> list[str]:

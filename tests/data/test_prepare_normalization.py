@@ -1,19 +1,14 @@
 """What text becomes on its way into pieces: the source may be folded, the target stays as it is."""
 
-import json
 from pathlib import Path
 
 import pytest
-import sentencepiece
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
-from mtkit.data.record import fingerprint_of
 from mtkit.data.report import summary
 from mtkit.recipe.data import DataSettings
-from mtkit.storage.files import write_json
 from mtkit.text.characters import Folding
-from mtkit.text.tokenizer import EOS, Tokenizers
 
 CHINESE, ENGLISH = "他说：“{}只狗，好！”（第２页…）", "He said: “{} dogs, ﬁne!” (page ２…)"
 
@@ -72,39 +67,3 @@ def test_targets_that_do_not_come_back_are_counted_with_an_example(tmp_path: Pat
     assert line.startswith("targets that decoding their pieces alters: 2 in valid; as line 3 of valid, '")
     assert "☃', which becomes" in line
     assert line.endswith(") '")
-
-
-def test_data_of_earlier_versions_is_read_as_it_was_written(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path)
-    prepare(settings)
-    folder = tmp_path / "data"
-    (folder / "tokenizer" / "folding.model").unlink()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([CHINESE, ENGLISH] * 30),
-        model_prefix=str(folder / "tokenizer" / "joint"),
-        vocab_size=330,
-        model_type="bpe",
-        byte_fallback=True,
-        pad_id=0,
-        unk_id=1,
-        bos_id=2,
-        eos_id=EOS,
-        minloglevel=2,
-    )
-    (folder / "tokenizer" / "joint.vocab").unlink()
-    record = json.loads((folder / "prepared.json").read_text())
-    del record["normalization"]
-    for side in record["sides"].values():
-        for count in (side, *side["corpora"]):
-            del count["altered"]
-            count.pop("altered_line", None)
-    record["fingerprint"] = fingerprint_of(record["identity"], folder / "tokenizer")
-    write_json(folder / "prepared.json", record)
-    tokenizers = Tokenizers.load(folder / "tokenizer")
-    assert tokenizers.joint
-    for each in (tokenizers.source, tokenizers.target):
-        assert each.decode(each.encode("ﬁne！")) == "fine!"
-    report = prepare(settings)
-    assert report.unchanged
-    assert "normalised too, by an earlier mtkit" in summary(report, 1_024)
-    assert "normalisation nfkc of both sides" in summary(report, 1_024)

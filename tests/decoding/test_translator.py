@@ -124,7 +124,7 @@ def test_an_ensemble_knows_its_training_pairs_where_all_do(trained: Trained, tmp
     one, two = (twin(trained.run, tmp_path / name, lengths=lengths) for name in ("one", "two"))
     assert one.lengths == list(lengths_of(trained.prepared, 24).values())
     assert TrainedOn.of([one, two]).models == [one.lengths, two.lengths]
-    assert TrainedOn.of([one, trained.run]) == TrainedOn()  # which is of an earlier version
+    assert TrainedOn.of([one, trained.run]) == TrainedOn()  # which has no lengths
     for damaged in ({"en-de": lengths["en-de"]}, {"en-de": 3, "en-fr": 4}, [1]):
         with pytest.raises(RunError, match="lengths"):
             TrainedOn.of([twin(trained.run, tmp_path / f"damaged {len(str(damaged))}", lengths=damaged)])

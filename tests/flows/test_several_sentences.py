@@ -111,7 +111,7 @@ def test_every_sentence_of_a_line_is_translated(run: Run, pairs: list[tuple[str,
 
 
 def test_without_what_the_run_keeps_of_its_training_most_are_lost(run: Run, lines: list[str]) -> None:
-    """What the rule is there for; a run of an earlier version still does so."""
+    """Which is what the rule is for."""
     engine = ModelEngine(run.load_model(), run.recipe.decoding)
     found = translate_lines(engine, run.tokenizers, SourceLines(lines, trained_on=TrainedOn()))
     assert sum(sentences_in(best.text) for best, *_ in found) < 2 * len(lines)

@@ -108,6 +108,3 @@ def test_a_tuned_model_names_its_origins(tmp_path: Path) -> None:
     assert began in card
     assert "base_model: Some/opus\n" in card
     assert "- the run news before: news.en and news.ja\n" in card
-    path.write_text(json.dumps(about | {"init_from": "news"}), encoding="utf-8")  # of an earlier version
-    card = text_of(Run(run.folder), "huggingface", tmp_path / "again")
-    assert "beginning with the weights of the run news, exported" in card

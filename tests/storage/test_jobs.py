@@ -291,13 +291,13 @@ def test_a_body_that_stops_early_completes_nothing(out: Path) -> None:
     assert out.read_bytes() == expected(items(47))
 
 
-def test_a_job_begun_by_an_earlier_version_goes_on(out: Path) -> None:
+def test_a_job_goes_on_from_files_of_this_form(out: Path) -> None:
     """The names of the files and their content, byte for byte."""
     given, ends, lines = items(25), list[int](), ['{"about": {"about": 1}}']
     for end in (10, 20):
         text = "".join(f"{line}\n{other}\n" for line, other in given[end - 10 : end])
         ends.append(len(expected(given[:end])))
-        notes = [[0, []], [end // 10, [1, 11][: end // 10]], *[[0, []]] * 4]
+        notes = [[0, []], [end // 10, [1, 11][: end // 10]], *[[0, []]] * 8]
         lines.append(
             json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "ends": ends[-1:], "notes": notes})
         )

@@ -94,8 +94,7 @@ def converted(run: Run, checkpoint: str, model: Network, *, say: Say = quiet) ->
         files.pop(CHECKSUMS, None)
         if _checksums(files) == record:
             return files
-        if (folder / CHECKSUMS).exists():  # earlier versions wrote none
-            say(f"{folder} is damaged; the model is converted again")
+        say(f"{folder} is damaged; the model is converted again")
     with TemporaryDirectory() as scratch:
         convert(model, Path(scratch) / "model")
         files = _read(Path(scratch) / "model")

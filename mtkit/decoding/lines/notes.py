@@ -9,9 +9,6 @@ from mtkit.decoding.translation import Translation
 NAMED = 10
 """Maximum line numbers that a note lists."""
 
-EARLIEST = 6
-"""Number of notes in records of the earliest version that is read; later versions append theirs."""
-
 
 @dataclass(frozen=True)
 class Listed:
@@ -72,9 +69,9 @@ class Notes:
 
     @classmethod
     def restored(cls, state: Any) -> Self:
-        """Return the notes with this `state`, of this or an earlier version. Raises: TypeError or ValueError."""
-        if not EARLIEST <= len(state) <= len(fields(cls)):
-            raise ValueError("notes of a later version")
+        """Return the notes that `state` returned. Raises: TypeError or ValueError."""
+        if len(state) != len(fields(cls)):
+            raise ValueError("notes of another version")
         return cls(*(Listed(int(count), tuple(map(int, first))) for count, first in state))
 
     def __add__(self, other: Self) -> "Notes":

@@ -102,7 +102,7 @@ class Usual:
     """The amount of text that a model has learned to translate at once."""
 
     sentences: int | None
-    """Maximum number; None if any number is usual, or if sentences of the training lines were not counted."""
+    """Maximum number; None if any number is usual."""
     pieces: int
     """Maximum number, tag and end of the segment counted."""
 
@@ -116,7 +116,7 @@ class TrainedOn:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Self:
-        """Return the lengths of these runs; runs of earlier versions have none. Raises: RunError."""
+        """Return the lengths of these runs; unknown if a run was imported. Raises: RunError."""
         known = [run.lengths for run in runs if run.lengths is not None]
         return cls(known if len(known) == len(runs) else ())
 

@@ -21,9 +21,13 @@ from tests.decoding.trained import make_run, sentences
 
 
 def lengths(ratio: float, pieces: int = 30, counts: dict[int, int] | None = None) -> Lengths:
-    """Those of pairs with one ratio."""
+    """Those of pairs with one ratio, by default with any number of sentences."""
     bin_ = Bin(longest=40, pairs=500, mean=ratio, spread=0.0, most=ratio)
-    return Lengths(bins=(bin_,), percentiles=dict.fromkeys(PERCENTILES, pieces), sentences=counts)
+    return Lengths(
+        bins=(bin_,),
+        percentiles=dict.fromkeys(PERCENTILES, pieces),
+        sentences={MOST_SENTENCES: 1} if counts is None else counts,
+    )
 
 
 SEGMENT = [5, 6, 7, 8, EOS]
@@ -31,7 +35,7 @@ JOINED = [5, 6, BREAK, 7, BREAK, 8, 9, 10, EOS]
 UNKNOWN = Lengths(bins=(), percentiles={})
 
 
-def test_of_an_old_run_nothing_is_known() -> None:
+def test_of_an_imported_run_nothing_is_known() -> None:
     assert TrainedOn().limit(SEGMENT, None, None) == 2 * 5 + 20
     assert TrainedOn().limit(JOINED, None, None) == 2 * 9 + 3 * 20
     assert TrainedOn([[UNKNOWN]]).limit(SEGMENT, None, None) == 30
@@ -66,7 +70,7 @@ def test_joined_lines_have_a_limit_each() -> None:
 
 
 def test_usual_is_what_a_share_of_the_training_lines_have() -> None:
-    def usual(counts: dict[int, int] | None) -> int | None:
+    def usual(counts: dict[int, int]) -> int | None:
         found = TrainedOn([[lengths(1.0, counts=counts)]]).usual(None)
         assert found is not None
         assert found.pieces == 30
@@ -78,7 +82,6 @@ def test_usual_is_what_a_share_of_the_training_lines_have() -> None:
     assert usual({1: 90, MOST_SENTENCES: 10}) is None  # that many or more, of which the longest may have any number
     assert usual({1: 1}) == 1
     assert usual({}) == 1
-    assert usual(None) is None
 
 
 def test_an_ensemble_translates_what_is_usual_for_all() -> None:
@@ -153,7 +156,7 @@ def test_targets_six_times_as_long_as_their_sources_come_whole(sixfold: Prepared
 
     known = TrainedOn([list(lengths_of(sixfold, 1024).values())] * models)
     assert translated(known) == list(side.target_text)
-    assert translated(TrainedOn()) != list(side.target_text)  # cut, as by the rule of old runs
+    assert translated(TrainedOn()) != list(side.target_text)  # cut, as without known lengths
 
 
 def test_ordinary_translations_run_no_longer_than_before(sixfold: Prepared) -> None:
