@@ -1,12 +1,8 @@
 """`mtkit translate`: translate the test sides, a file or standard input with a trained run, or with several as one."""
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
-import typer
 from typer import Option
 
 from mtkit.cli.options import (
@@ -19,32 +15,19 @@ from mtkit.cli.options import (
     nonempty,
     use_threads,
 )
-from mtkit.cli.progress import counted, note, through
+from mtkit.cli.progress import note, through
 from mtkit.cli.translation import (
-    check_options,
-    check_standard_output,
     choose_sides,
-    count_lines,
-    is_live,
     join_parts,
     load_translator,
-    open_optional,
-    open_text,
     part_and_device,
     recipe_of,
+    score_target,
+    translate_input,
+    translate_sides,
 )
+from mtkit.cli.translation_checks import check_options, check_standard_output
 from mtkit.errors import MtkitError
-from mtkit.terminal import stdout_width
-
-if TYPE_CHECKING:
-    from mtkit.decoding.alignment_heads import Heads
-    from mtkit.decoding.files import Text
-    from mtkit.decoding.held_out import HeldOut
-    from mtkit.decoding.lines.source import Directions
-    from mtkit.decoding.translator import Translator
-    from mtkit.storage.jobs import Part
-
-SAMPLES = 3
 
 
 def translate(
@@ -249,120 +232,8 @@ def translate(
     if alignments is not None or markup:
         heads = translator.word_heads(prepared, say=note, progress=through)
     if target is not None:
-        _score_target(translator, sides, options, joined=joined)
+        score_target(translator, sides, options, joined=joined)
     elif input is not None:
-        _translate_input(translator, options, heads, this_part, joined=joined)
+        translate_input(translator, options, heads, this_part, joined=joined)
     else:
-        _translate_sides(translator, sides, output, alignments, heads, joined=joined)
-
-
-def _bar_of_lines(total: int | None, output: Path | None) -> AbstractContextManager[Callable[[int], object]]:
-    """Return a progress bar of lines, which is not shown among lines that are printed on the terminal."""
-    return counted(None, "lines", total, show=output is not None or stdout_width() is None)
-
-
-def _score_target(
-    translator: "Translator", sides: "Sequence[HeldOut]", options: Mapping[str, Any], *, joined: bool
-) -> None:
-    """Write the log-probabilities of --target given --input, or given the side if there is one."""
-    from mtkit.decoding.files import force_file
-
-    sources: Text
-    ids: Text | None
-    directions: Directions | str | None
-    total: int | None
-    if sides:
-        (side,) = sides
-        if joined and side.documents is None:
-            note(f"the side {side.name} has no documents, so its lines are scored one by one")
-        joined = joined and side.documents is not None
-        sources, directions, total = side.sources, side.directions, len(side.sources)
-        ids = None if side.documents is None else list(map(str, side.documents.ids))
-    else:
-        sources, directions, total = open_text(options["input"]), options["direction"], count_lines(options["input"])
-        ids = open_optional(options["document_ids"])
-    output = options["output"]
-    with _bar_of_lines(total, output) as advance:
-        force_file(
-            translator,
-            sources,
-            open_text(str(options["target"])),
-            sys.stdout.buffer if output is None else output,
-            directions=directions,
-            documents=joined,
-            document_ids=ids,
-            words=options["word_scores"],
-            say=note,
-            on_progress=advance,
-        )
-
-
-def _translate_input(
-    translator: "Translator", options: Mapping[str, Any], heads: "Heads | None", part: "Part | None", *, joined: bool
-) -> None:
-    """Translate --input, or a part of it, to --output; print notes on lines that need attention."""
-    from mtkit.decoding.files import translate_file
-
-    input, output = options["input"], options["output"]
-    with _bar_of_lines(count_lines(input) if part is None else None, output) as advance:
-        notes = translate_file(
-            translator,
-            open_text(input),
-            sys.stdout.buffer if output is None else output,
-            direction=options["direction"],
-            documents=joined,
-            document_ids=open_optional(options["document_ids"]),
-            prefixes=open_optional(options["prefix"]),
-            scores=options["scores"],
-            alignments=options["alignments"],
-            heads=heads,
-            markup=options["markup"],
-            live=is_live(input),
-            part=part,
-            say=note,
-            on_progress=advance,
-        )
-    for message in notes.messages():
-        note(message)
-
-
-def _translate_sides(
-    translator: "Translator",
-    sides: "Sequence[HeldOut]",
-    output: Path | None,
-    alignments: Path | None,
-    heads: "Heads | None",
-    *,
-    joined: bool,
-) -> None:
-    """Translate test sides into the run's folder; print samples, the path and the speed."""
-    from mtkit.decoding.files import output_lines, translate_side
-    from mtkit.decoding.lines.notes import Notes
-    from mtkit.decoding.word_alignment import pharaoh
-    from mtkit.storage.files import write_text
-    from mtkit.terminal import shortened
-
-    for side in sides:
-        if joined and side.documents is None:
-            note(f"the side {side.name} has no documents, so its lines are translated one by one")
-        with counted(side.name, "lines", len(side.sources)) as advance:
-            translations, speed, path = translate_side(translator, side, joined=joined, say=note, on_progress=advance)
-        for message in Notes.of(translations).messages():
-            note(message)
-        if output is not None:
-            lines = output_lines(translations, 0, translator.settings, scores=False)
-            write_text(output, "".join(f"{line}\n" for line in lines))
-        best = [translation for translation, *_ in translations]
-        if alignments is not None and heads is not None:
-            links = translator.links(translator.side_lines(side, joined=joined), best, heads)
-            write_text(alignments, "".join(f"{pharaoh(line)}\n" for line in links))
-        for number in range(0, len(best), -(-len(best) // max(SAMPLES // len(sides), 1))):
-            typer.echo(f"source       {shortened(side.sources[number])}")
-            typer.echo(f"reference    {shortened(side.references[number])}")
-            typer.echo(f"translation  {shortened(best[number].text)}\n")
-        numbers = speed.numbers()
-        typer.echo(
-            f"{len(best):,} segments in {numbers['seconds']:.1f} s ({numbers['segments_per_second']:,.0f} "
-            f"segments/s, {numbers['tokens_per_second']:,.0f} tokens/s), "
-            f"checkpoint {translator.about['checkpoint']}: {path}"
-        )
+        translate_sides(translator, sides, output, alignments, heads, joined=joined)

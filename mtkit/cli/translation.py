@@ -1,94 +1,31 @@
-"""The steps of `mtkit translate`: checks of its options, its input, its settings, and its parts."""
+"""The steps of `mtkit translate`: its input, its settings, its parts, and the translation or scoring."""
 
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
-from mtkit.cli.progress import note
+from mtkit.cli.progress import counted, note
 from mtkit.errors import MtkitError
-from mtkit.terminal import stderr_is_terminal
+from mtkit.terminal import stderr_is_terminal, stdout_width
 
 if TYPE_CHECKING:
+    from mtkit.decoding.alignment_heads import Heads
+    from mtkit.decoding.files import Text
     from mtkit.decoding.held_out import HeldOut
+    from mtkit.decoding.lines.source import Directions
     from mtkit.decoding.translator import Translator
     from mtkit.recipe import DecodingSettings, Recipe
     from mtkit.runs import Run
     from mtkit.storage.jobs import Part
 
-
-def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> None:
-    """Check that the options of `mtkit translate`, by their names in Python, go together.
-
-    `decoding` are the decoding settings among them. Raises: MtkitError for the first problem.
-    """
-    present = {name for name, value in options.items() if value or name in decoding}
-    input, in_parts = options["input"], {"part", "join"} & present
-    test_direction = {"direction"} if "test" in present else set()
-    prepared_data = {"side", "test"} | (set() if {"shortlist", "alignments", "markup"} & present else {"data"})
-    searching = {"alignments", "glossary", "markup", "scores", "shortlist", "prefix", *decoding} - {"batch_tokens"}
-    lacks_files = input in (None, "-") or options["output"] is None
-
-    def refuse(names: Iterable[str], message: str) -> None:
-        for name in options:
-            if name in present and name in names:
-                raise MtkitError(message.format(option=f"--{name.replace('_', '-')}"))
-
-    if input is None:
-        refuse(
-            {"scores", "markup", "direction", "document_ids", "prefix"} - test_direction,
-            "{option} applies to --input only; give --input FILE too",
-        )
-    else:
-        refuse(prepared_data, "{option} applies to prepared data only; leave it out, or leave out --input")
-    if input == "-":
-        refuse(
-            [name for name in ("document_ids", "prefix", "target") if str(options[name]) == "-"],
-            "--input and {option} cannot both be standard input; give one of them as a file",
-        )
-    if "target" in present:
-        refuse(searching, "{option} is for translations that the run finds; leave it out with --target")
-    else:
-        refuse(["word_scores"], "{option} scores given translations; give --target FILE too")
-    if options["documents"] is False:
-        refuse(["document_ids"], "{option} selects lines to translate together; leave it out with --sentences")
-    without = ["shortlist"] if "glossary" in present else []
-    refuse(without, "{option} leaves out pieces that terms of the glossary need; leave one out")
-    if "side" in present:
-        refuse(["test"], "{option} and --side do not combine; leave one out")
-    if "test" not in present:
-        refuse(["languages"], "{option} applies to --test only; leave it out")
-    if len(in_parts) == 2:
-        raise MtkitError("--part translates and --join joins what is translated; leave one out")
-    if in_parts:
-        refuse(["prefix"], "{option} has a line per line of --input, and parts are divided by bytes; leave one out")
-    if lacks_files:
-        refuse(in_parts, "{option} needs --input FILE and --output FILE, the same for all parts")
-    if "target" in present:
-        refuse(in_parts, "{option} is for translations that the run finds; leave --target out")
-
-
-def check_standard_output(output: Path | None, read: Mapping[str, Path | None], *, prints: bool) -> None:
-    """Check standard output if there is no `output`; with `prints` it then gets the lines.
-
-    Raises: MtkitError if it is closed and gets them, and if the shell appends it to a file that is read, which would
-    never end.
-    """
-    if sys.stdout is None and output is None and prints:
-        raise MtkitError("standard output is closed; give --output FILE")
-    try:
-        stdout = os.fstat(sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):  # it is closed, or no file
-        return
-    if output is not None or not stat.S_ISREG(stdout.st_mode):
-        return
-    for option, file in read.items():
-        if file is not None and file.exists() and os.path.samestat(file.stat(), stdout):
-            raise MtkitError(f"standard output is {file}, the file of {option}; redirect it to another file")
+SAMPLES = 3
+"""Translations that are printed, of all sides together."""
 
 
 def open_text(name: str) -> Path | Iterable[str]:
@@ -226,3 +163,115 @@ def join_parts(input: Path, outputs: Sequence[Path]) -> None:
     count, lines = parts.join_parts(input, outputs)
     typer.echo(f"{lines:,} lines of {count:,} parts: {' and '.join(map(str, outputs))}")
     note(f"the parts stay; remove them with rm {outputs[0]}.part-*")
+
+
+def _bar_of_lines(total: int | None, output: Path | None) -> AbstractContextManager[Callable[[int], object]]:
+    """Return a progress bar of lines, which is not shown among lines that are printed on the terminal."""
+    return counted(None, "lines", total, show=output is not None or stdout_width() is None)
+
+
+def score_target(
+    translator: "Translator", sides: "Sequence[HeldOut]", options: Mapping[str, Any], *, joined: bool
+) -> None:
+    """Write the log-probabilities of --target given --input, or given the side if there is one."""
+    from mtkit.decoding.files import force_file
+
+    sources: Text
+    ids: Text | None
+    directions: Directions | str | None
+    total: int | None
+    if sides:
+        (side,) = sides
+        if joined and side.documents is None:
+            note(f"the side {side.name} has no documents, so its lines are scored one by one")
+        joined = joined and side.documents is not None
+        sources, directions, total = side.sources, side.directions, len(side.sources)
+        ids = None if side.documents is None else list(map(str, side.documents.ids))
+    else:
+        sources, directions, total = open_text(options["input"]), options["direction"], count_lines(options["input"])
+        ids = open_optional(options["document_ids"])
+    output = options["output"]
+    with _bar_of_lines(total, output) as advance:
+        force_file(
+            translator,
+            sources,
+            open_text(str(options["target"])),
+            sys.stdout.buffer if output is None else output,
+            directions=directions,
+            documents=joined,
+            document_ids=ids,
+            words=options["word_scores"],
+            say=note,
+            on_progress=advance,
+        )
+
+
+def translate_input(
+    translator: "Translator", options: Mapping[str, Any], heads: "Heads | None", part: "Part | None", *, joined: bool
+) -> None:
+    """Translate --input, or a part of it, to --output; print notes on lines that need attention."""
+    from mtkit.decoding.files import translate_file
+
+    input, output = options["input"], options["output"]
+    with _bar_of_lines(count_lines(input) if part is None else None, output) as advance:
+        notes = translate_file(
+            translator,
+            open_text(input),
+            sys.stdout.buffer if output is None else output,
+            direction=options["direction"],
+            documents=joined,
+            document_ids=open_optional(options["document_ids"]),
+            prefixes=open_optional(options["prefix"]),
+            scores=options["scores"],
+            alignments=options["alignments"],
+            heads=heads,
+            markup=options["markup"],
+            live=is_live(input),
+            part=part,
+            say=note,
+            on_progress=advance,
+        )
+    for message in notes.messages():
+        note(message)
+
+
+def translate_sides(
+    translator: "Translator",
+    sides: "Sequence[HeldOut]",
+    output: Path | None,
+    alignments: Path | None,
+    heads: "Heads | None",
+    *,
+    joined: bool,
+) -> None:
+    """Translate test sides into the run's folder; print samples, the path and the speed."""
+    from mtkit.decoding.files import output_lines, translate_side
+    from mtkit.decoding.lines.notes import Notes
+    from mtkit.decoding.word_alignment import pharaoh
+    from mtkit.storage.files import write_text
+    from mtkit.terminal import shortened
+
+    for side in sides:
+        if joined and side.documents is None:
+            note(f"the side {side.name} has no documents, so its lines are translated one by one")
+        with counted(side.name, "lines", len(side.sources)) as advance:
+            translations, speed, path = translate_side(translator, side, joined=joined, say=note, on_progress=advance)
+        for message in Notes.of(translations).messages():
+            note(message)
+        if output is not None:
+            lines = output_lines(translations, 0, translator.settings, scores=False)
+            write_text(output, "".join(f"{line}\n" for line in lines))
+        best = [translation for translation, *_ in translations]
+        if alignments is not None and heads is not None:
+            links = translator.links(translator.side_lines(side, joined=joined), best, heads)
+            write_text(alignments, "".join(f"{pharaoh(line)}\n" for line in links))
+        for number in range(0, len(best), -(-len(best) // max(SAMPLES // len(sides), 1))):
+            typer.echo(f"source       {shortened(side.sources[number])}")
+            typer.echo(f"reference    {shortened(side.references[number])}")
+            typer.echo(f"translation  {shortened(best[number].text)}\n")
+        numbers = speed.numbers()
+        typer.echo(
+            f"{len(best):,} segments in {numbers['seconds']:.1f} s ({numbers['segments_per_second']:,.0f} "
+            f"segments/s, {numbers['tokens_per_second']:,.0f} tokens/s), "
+            f"checkpoint {translator.about['checkpoint']}: {path}"
+        )

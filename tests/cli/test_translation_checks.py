@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.cli.translation import check_standard_output
+from mtkit.cli.translation_checks import check_standard_output
 from mtkit.errors import MtkitError
 from tests.cli.test_translate import typed
 from tests.decoding.trained import make_run
