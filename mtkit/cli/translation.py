@@ -16,8 +16,8 @@ from mtkit.terminal import stderr_is_terminal, stdout_width
 
 if TYPE_CHECKING:
     from mtkit.decoding.alignment_heads import Heads
-    from mtkit.decoding.files import Text
     from mtkit.decoding.held_out import HeldOut
+    from mtkit.decoding.lines.rows import Text
     from mtkit.decoding.lines.source import Directions
     from mtkit.decoding.translator import Translator
     from mtkit.recipe import DecodingSettings, Recipe

@@ -1,9 +1,9 @@
 """Translation and scoring of files and held-out sides: N lines in, N lines out; a repeated call resumes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, replace
 from functools import partial
-from itertools import repeat, zip_longest
+from itertools import repeat
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -19,25 +19,24 @@ from mtkit.decoding.lines.chunks import chunks_of, live_chunks
 from mtkit.decoding.lines.documents import joins_documents
 from mtkit.decoding.lines.notes import Listed, Notes
 from mtkit.decoding.lines.parts import begin_part, part_lines
+from mtkit.decoding.lines.rows import Text, name_of, not_blank, rows_of, same_last, source_items, unequal_ids
 from mtkit.decoding.lines.source import Directions, ids_by_blank_lines
 from mtkit.decoding.translation import OnProgress, Translation
 from mtkit.decoding.translator import Translator
 from mtkit.decoding.word_alignment import Links, pharaoh
 from mtkit.decoding.word_scores import score_words
-from mtkit.errors import DataError, MtkitError, shown
+from mtkit.errors import MtkitError, shown
 from mtkit.recipe import DecodingSettings
 from mtkit.storage.files import inside, is_device, json_text
 from mtkit.storage.jobs import Item, Part, open_job
 from mtkit.storage.outputs import check_outputs
 from mtkit.terminal import Say, quiet
 from mtkit.text.markup import Marked, parse, restore
-from mtkit.text.text_files import Lines, Span
+
+UNPAIRED = "source lines and target lines do not make pairs: their numbers differ"
 
 SIDE_CHUNK = 1_000
 """Maximum segments of a held-out side that are translated together; a kill loses the work on them."""
-
-Text = Path | Iterable[str]
-"""Lines: a file, .gz too, or an iterable of lines without line ends."""
 
 
 def translate_file(
@@ -91,9 +90,9 @@ def translate_file(
     about = {
         **translator.identity,
         "direction": direction,
-        "documents": joins and ("blank lines" if ids is None else _name(ids, "ids")),
+        "documents": joins and ("blank lines" if ids is None else name_of(ids, "ids")),
         "scores": scores,
-        "prefixes": None if prefixes is None else _name(prefixes, "prefixes"),
+        "prefixes": None if prefixes is None else name_of(prefixes, "prefixes"),
         "markup": markup,
         "heads": None if alignments is None and not markup else [heads.members, heads.shifted],
     }
@@ -106,8 +105,8 @@ def translate_file(
             return Notes()
         outputs = [part.output(path) for path in paths]
     offset = 0 if span is None else span.before
-    items = _items(source, span, ids, prefixes)
-    together = None if not joins else _not_blank if ids is None else _same_last
+    items = source_items(source, span, ids, prefixes)
+    together = None if not joins else not_blank if ids is None else same_last
     with open_job(outputs, {**about, "before": offset}, Notes(), say=say) as job:
         chunks = live_chunks(items, together) if live and not job.resumes else chunks_of(items, together)
         for chunk in job.todo(chunks, on_progress):
@@ -129,19 +128,6 @@ def translate_file(
                 written.append(map(pharaoh, links))
             job.write(chunk, written, found)
     return job.notes
-
-
-def _items(source: Text, span: Span | None, ids: Text | None, prefixes: Text | None) -> Iterable[Item]:
-    """Return the lines of the source, each with its document id or its prefix if there are any.
-
-    Raises: DataError as `_rows`.
-    """
-    if ids is not None:
-        return _rows([source, ids], [_unequal_ids(ids)])
-    if prefixes is not None:
-        unequal = f"{_name(prefixes, 'the prefixes')} must have as many lines as the input, which may be empty"
-        return _rows([source, prefixes], [unequal])
-    return zip(_lines(source, span))
 
 
 def _with_markup(
@@ -179,8 +165,8 @@ def force_file(
     joins = joins_documents(translator.runs, documents, translator.settings, forced=True, say=say)
     texts, messages = [sources, targets], [UNPAIRED]
     if joins and document_ids is not None:
-        texts, messages = [*texts, document_ids], [*messages, _unequal_ids(document_ids)]
-    rows = _rows(texts, messages)
+        texts, messages = [*texts, document_ids], [*messages, unequal_ids(document_ids)]
+    rows = rows_of(texts, messages)
     if not isinstance(directions, Directions):
         directions = translator.directions(directions, 1)
         names: Iterable[str] = repeat(directions.names_of_lines()[0])
@@ -188,7 +174,7 @@ def force_file(
         names = directions.names_of_lines()
     items: Iterable[Item] = ((*row[:2], name, *row[2:]) for row, name in zip(rows, names, strict=False))
     limits = translator.context_limits() if joins else None
-    together = None if limits is None else _same_last if len(texts) > 2 else _not_blank
+    together = None if limits is None else same_last if len(texts) > 2 else not_blank
     about = {**translator.identity, "forced": True, "words": words, "limits": limits and astuple(limits)}
     with open_job([output], about, ContextCounts(), say=say) as job:
         for chunk in job.todo(chunks_of(items, together, None if limits is None else SIDE_CHUNK), on_progress):
@@ -283,41 +269,6 @@ def output_lines(
     return [scored_line(best) if scores else best.text for best, *_ in translations]
 
 
-UNPAIRED = "source lines and target lines do not make pairs: their numbers differ"
-
-
-def _unequal_ids(ids: Text) -> str:
-    return f"{_name(ids, 'the ids')} must have as many lines as the input, a document id each"
-
-
-def _rows(texts: Sequence[Text], messages: Sequence[str]) -> Iterator[Item]:
-    """Yield the lines of all texts, row by row.
-
-    Raises: DataError for a text with more or fewer lines than the first, with its message (the first has none); at once
-    if both numbers are known.
-    """
-    counts = [_count(text) for text in texts]
-    for count, message in zip(counts[1:], messages, strict=True):
-        if None not in (counts[0], count) and counts[0] != count:
-            raise DataError(f"{message} ({counts[0]:,} and {count:,} lines)")
-
-    def rows() -> Iterator[Item]:
-        for row in zip_longest(*map(_lines, texts)):
-            if None in row:
-                ended = [line is None for line in row[1:]]
-                raise DataError(messages[ended.index(row[0] is not None)])
-            yield row
-
-    return rows()
-
-
-def _count(text: Text) -> int | None:
-    """Return the number of lines, if they can be read more than once."""
-    if isinstance(text, Path):
-        return sum(1 for _ in _lines(text)) if text.is_file() else None
-    return len(text) if isinstance(text, Sequence) else None
-
-
 def _check_outputs(outputs: Sequence[Path | BinaryIO], texts: Sequence[Text | None], part: Part | None = None) -> None:
     """Raises: MtkitError for a string instead of a path or of lines; as `check_outputs`, for outputs that are paths."""
     for text in (*outputs, *texts):
@@ -343,21 +294,5 @@ def _check_part(
     return paths[0], paths[1:]
 
 
-def _not_blank(one: Item, other: Item) -> bool:
-    return bool(one[0].strip() and other[0].strip())
-
-
-def _same_last(one: Item, other: Item) -> bool:
-    return one[-1] == other[-1]
-
-
 def _same_document(one: Item, other: Item) -> bool:
     return one[2] == other[2] != ""
-
-
-def _lines(text: Text, span: Span | None = None) -> Iterable[str]:
-    return Lines(text, span=span) if isinstance(text, Path) else text
-
-
-def _name(text: Text, otherwise: str) -> str:
-    return str(text) if isinstance(text, Path) else otherwise
