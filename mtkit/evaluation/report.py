@@ -26,11 +26,6 @@ def table(scores: Sequence[Score]) -> str:
     )
 
 
-def as_objects(scores: Sequence[Score]) -> list[dict[str, Any]]:
-    """Return an object for each score, with unrounded numbers."""
-    return [asdict(score) for score in scores]
-
-
 @dataclass(frozen=True)
 class Matrix:
     """Scores of many sides and directions."""
@@ -203,8 +198,8 @@ def side_object(side: SideScores) -> dict[str, Any]:
 def _system_object(comparison: Comparison, number: int) -> dict[str, Any]:
     differences = comparison.differences[number - 1] if number else []
     return {
-        "scores": as_objects(comparison.scores[number]),
-        "differences": [asdict(difference) for difference in differences],
+        "scores": list(map(asdict, comparison.scores[number])),
+        "differences": list(map(asdict, differences)),
     }
 
 
