@@ -1,13 +1,17 @@
-"""Settings of the process that save time and memory. This module does not import PyTorch."""
+"""Settings of the process that save time and memory, and its signals. This module does not import PyTorch."""
 
 import atexit
 import ctypes
 import gc
 import os
+import signal
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 MALLOPT = {-4: 0, -1: 2**31 - 1, -2: 2**26, 1: 0}
 """Parameters of mallopt(3), numbered as in malloc.h. M_MMAP_MAX: no block is mapped separately. M_TRIM_THRESHOLD: up to
@@ -104,3 +108,16 @@ def collect_garbage_rarely() -> None:
     """
     gc.set_threshold(NEW_OBJECTS)
     atexit.register(gc.freeze)
+
+
+@contextmanager
+def signals_to(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Context in which SIGTERM and SIGINT call the handler; nothing in other threads than the main one."""
+    # only the main thread can set handlers
+    numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    previous_handlers = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous_handler in previous_handlers.items():
+            signal.signal(number, previous_handler)

@@ -4,9 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -14,6 +13,7 @@ from typing import Self
 
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.trials import Trial
+from mtkit.process import signals_to
 
 SAVING_SECONDS = 60.0
 """Time that processes have to save their work after an error."""
@@ -130,19 +130,6 @@ def child_environment() -> dict[str, str]:
 def package_root() -> str:
     """Return the folder that has this mtkit."""
     return str(Path(__file__).parents[2])
-
-
-@contextmanager
-def signals_to(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Context in which SIGTERM and SIGINT call the handler; nothing in other threads than the main one."""
-    # others cannot set handlers
-    numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-    previous_handlers = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, previous_handler in previous_handlers.items():
-            signal.signal(number, previous_handler)
 
 
 def last_step(log: Path, offset: int) -> str:

@@ -20,9 +20,10 @@ from types import FrameType
 from typing import Any, Self
 
 from mtkit.errors import MtkitError
-from mtkit.experiments.children import SAVING_SECONDS, child_command, how_ended, last_step, package_root, signals_to
+from mtkit.experiments.children import SAVING_SECONDS, child_command, how_ended, last_step, package_root
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.trials import Trial
+from mtkit.process import signals_to
 from mtkit.storage.files import inside, write_text
 from mtkit.version import __version__
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import math
 import resource
-import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mtkit.errors import MtkitError
+from mtkit.process import signals_to
 from mtkit.serving.app import make_app
 from mtkit.serving.batcher import ServingLimits
 from mtkit.serving.middleware import Hosts
@@ -95,12 +95,8 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        handlers = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with signals_to(self.handle_exit):
             yield
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
 
 class Connection(H11Protocol):

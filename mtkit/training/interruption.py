@@ -1,11 +1,12 @@
 """Signals that stop a training at its next update."""
 
 import signal
-import threading
-from collections.abc import Callable
+from contextlib import ExitStack
 from time import monotonic
 from types import FrameType
-from typing import Any, Self
+from typing import Self
+
+from mtkit.process import signals_to
 
 SAME_SECONDS = 2.0
 """Signals that come within this time after the first count as the same one.
@@ -21,19 +22,14 @@ class Interruption:
         self.signal: int | None = None
         """The first signal received, or None."""
         self._received = 0.0
-        self._handlers: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        # only the main thread can handle signals in Python
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._handlers[number] = signal.signal(number, self._record)
+        self._stack.enter_context(signals_to(self._record))
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
+        self._stack.close()
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
