@@ -39,9 +39,6 @@ class Limit(Protocol):
     def rule(self, kind: str) -> str:
         """Return the allowed values for messages; `kind` names the type: "a whole number"."""
 
-    def extremes(self, kind: type) -> Sequence[Any]:
-        """Return the smallest and largest allowed values, or every allowed name, for tests."""
-
 
 @dataclass(frozen=True)
 class Within:
@@ -57,9 +54,6 @@ class Within:
         """Example: "a whole number from 1 to 2^30"."""
         return f"{kind} from {self.least:g} to {'2^30' if self.most == MOST else f'{self.most:,.10g}'}"
 
-    def extremes(self, kind: type) -> Sequence[Any]:
-        return kind(self.least), kind(self.most)
-
 
 @dataclass(frozen=True)
 class OneOf:
@@ -73,9 +67,6 @@ class OneOf:
     def rule(self, kind: str) -> str:
         return f"one of {', '.join(self.names)}"
 
-    def extremes(self, kind: type) -> Sequence[Any]:
-        return tuple(self.names)
-
 
 @dataclass(frozen=True)
 class SomeOf:
@@ -88,10 +79,6 @@ class SomeOf:
 
     def rule(self, kind: str) -> str:
         return f"one or more of {', '.join(self.names)}"
-
-    def extremes(self, kind: type) -> Sequence[Any]:
-        """Return each name by itself, and all together."""
-        return *self.names, ",".join(self.names)
 
 
 @dataclass(frozen=True)
@@ -109,11 +96,6 @@ class CountsOf:
         """Example: "counts of self, next, prev, as in self:1,next:1"."""
         some = [f"{name}:1" for name in self.names][:2]
         return f"counts of {', '.join(self.names)}, as in {','.join(some)}"
-
-    def extremes(self, kind: type) -> Sequence[Any]:
-        """Return a count of 1 for each name by itself, and for all together."""
-        one = [f"{name}:1" for name in self.names]
-        return *one, ",".join(one)
 
 
 @dataclass(frozen=True)
@@ -135,10 +117,6 @@ class ListOf:
         """Example: "a list of 2 whole numbers from 1 to 2^30, rows and columns"."""
         numbers = "whole numbers" if self.count is None else f"{self.count} whole numbers"
         return f"a list of {self.limits.rule(numbers)}, {self.meaning}"
-
-    def extremes(self, kind: type) -> Sequence[Any]:
-        """Return lists that repeat one limit; none if any count is allowed."""
-        return [] if self.count is None else [[limit] * self.count for limit in self.limits.extremes(int)]
 
 
 @dataclass(frozen=True)
@@ -185,11 +163,6 @@ class Option:
         if last == TYPES[NoneType] and any(rule.endswith(f", {last}") for rule in rules):
             *rules, last = rules  # null is already one of the names
         return f"{', '.join(rules)} or {last}" if rules else last
-
-    @property
-    def extremes(self) -> list[Any]:
-        """The values at the limits, each name and each switch; none of lists."""
-        return _extremes(self.hint)
 
 
 def declared(kind: Callable[..., Any]) -> dict[str, Option]:
@@ -323,14 +296,6 @@ def _rules(hint: Any) -> list[str]:
         base = "a list of such, one for each layer" if get_origin(kind) is Sequence else TYPES.get(kind, "")
         rules += [limit.rule(TYPES.get(kind, "")) for limit in limits] or [base]
     return rules
-
-
-def _extremes(hint: Any) -> list[Any]:
-    values: list[Any] = []
-    for kind, limits in _kinds(hint):
-        choices = [False, True] if kind is bool else [None] if kind is NoneType else []
-        values += [value for limit in limits for value in limit.extremes(kind)] if limits else choices
-    return values
 
 
 def _nearest(hint: Any, value: Any) -> str:

@@ -1,8 +1,9 @@
 """Options: each is declared with its values, whatever else is refused in one line, and every legal extreme works."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
+from types import NoneType
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from mtkit.attention import ROLES, build, mechanisms
 from mtkit.attention.catalogue import describe
-from mtkit.attention.options import MOST, declared
+from mtkit.attention.options import MOST, CountsOf, ListOf, OneOf, Option, SomeOf, Within, _kinds, declared
 from mtkit.attention.registry import Mechanism
 from mtkit.errors import MtkitError
 from tests.contract.cases import Case, small_options
@@ -27,12 +28,37 @@ every_role = pytest.mark.parametrize(
 )
 
 
+def ends_of(option: Option) -> list[Any]:
+    """The smallest and largest values of an option, each name and each switch; none of lists of any length."""
+    values: list[Any] = []
+    for kind, limits in _kinds(option.hint):
+        switches = [False, True] if kind is bool else [None] if kind is NoneType else []
+        values += [value for limit in limits for value in ends_of_limit(limit, kind)] if limits else switches
+    return values
+
+
+def ends_of_limit(limit: Any, kind: type) -> Sequence[Any]:
+    match limit:
+        case Within():
+            return kind(limit.least), kind(limit.most)
+        case OneOf():
+            return tuple(limit.names)
+        case SomeOf():
+            return *limit.names, ",".join(limit.names)
+        case CountsOf():
+            counts = [f"{name}:1" for name in limit.names]
+            return *counts, ",".join(counts)
+        case ListOf():
+            return [] if limit.count is None else [[end] * limit.count for end in ends_of_limit(limit.limits, int)]
+    raise TypeError(limit)
+
+
 @every_mechanism
 def test_every_option_declares_its_values_and_has_a_legal_default(mechanism: Mechanism) -> None:
     for name, option in declared(mechanism.kind).items():
         assert option.allows(option.default), name
-        assert option.extremes, f"{name} declares no limits"
-        assert all(option.allows(value) for value in option.extremes), name
+        assert ends_of(option), f"{name} declares no limits"
+        assert all(option.allows(value) for value in ends_of(option)), name
         assert option.rule in re.sub(r"\s+", " ", describe(mechanism.name)), name
 
 
@@ -97,7 +123,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def extremes(kind: type, given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Each option at each of its limits, and sizes beyond the length as well: the largest may be too large to build."""
     for name, option in declared(kind).items():
-        values = option.extremes
+        values = ends_of(option)
         for value in [*values, *([40] if MOST in values else [])]:
             if value != given.get(name, option.default):
                 yield name, value
