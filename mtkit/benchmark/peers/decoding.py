@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.benchmark.decoding import Decoded
+from mtkit.decoding.engines.plain import check_plain
 from mtkit.decoding.lines.batches import padded
 from mtkit.decoding.lines.source import TrainedOn
 from mtkit.errors import MtkitError
@@ -29,6 +30,8 @@ class PeerDecoder(ABC):
     """Measured arithmetics by device."""
 
     def __init__(self, run: Run, model: Network, settings: DecodingSettings, arithmetic: str) -> None:
+        """Raises: MtkitError if the model is no plain Transformer."""
+        check_plain(run.recipe, f"--beside {self.program}")
         self.arithmetic, self.settings = arithmetic, settings
         self._tokenizers, self._trained_on = run.tokenizers, TrainedOn.of([run])
         self._longest = (model.longest_source, model.longest_target)

@@ -10,7 +10,6 @@ import transformers
 from torch import Tensor
 
 from mtkit.benchmark.peers.decoding import PeerDecoder
-from mtkit.decoding.engines.plain import check_plain
 from mtkit.errors import MtkitError
 from mtkit.interchange.huggingface import CLASSES, SPECIAL_IDS, configuration, tensors
 from mtkit.model.network import Network
@@ -27,10 +26,9 @@ class HuggingFaceDecoder(PeerDecoder):
 
     def __init__(self, run: Run, model: Network, settings: DecodingSettings, arithmetic: str) -> None:
         """Convert the model. Raises: MtkitError if Hugging Face has no such model."""
-        check_plain(run.recipe, "--beside huggingface")
+        super().__init__(run, model, settings, arithmetic)
         if run.recipe.model.tie != "all" or run.recipe.model.activation == "swiglu":
             raise MtkitError("--beside huggingface takes models with model.tie = all and no swiglu; leave it out")
-        super().__init__(run, model, settings, arithmetic)
         self._model: Any = convert(run.recipe, model).to(self.device, getattr(torch, arithmetic))
 
     def generate(self, source: Tensor, beam: int, limit: int) -> list[list[int]]:

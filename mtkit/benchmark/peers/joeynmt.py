@@ -13,7 +13,6 @@ from mtkit.benchmark.peers.decoding import PeerDecoder, load, renamed, vocabular
 from mtkit.benchmark.peers.training import PeerTrainer
 from mtkit.data.batches import Batch
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.engines.plain import check_plain
 from mtkit.errors import MtkitError
 from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings, Recipe
@@ -78,7 +77,6 @@ class JoeyDecoder(PeerDecoder):
 
     def __init__(self, run: Run, model: Network, settings: DecodingSettings, arithmetic: str) -> None:
         """Convert the model. Raises: MtkitError if JoeyNMT has no such model."""
-        check_plain(run.recipe, "--beside joeynmt")
         super().__init__(run, model, settings, arithmetic)
         self._model = convert(run.recipe, model).to(self.device)
 

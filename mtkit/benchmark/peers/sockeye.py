@@ -22,7 +22,7 @@ from mtkit.benchmark.peers.training import PeerTrainer
 from mtkit.benchmark.training import COUNTED
 from mtkit.data.batches import Batch
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.engines.plain import Weights, check_plain
+from mtkit.decoding.engines.plain import Weights
 from mtkit.errors import MtkitError
 from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings, Recipe
@@ -95,7 +95,6 @@ class SockeyeDecoder(PeerDecoder):
 
     def __init__(self, run: Run, model: Network, settings: DecodingSettings, arithmetic: str) -> None:
         """Convert the model. Raises: MtkitError if Sockeye has no such model."""
-        check_plain(run.recipe, "--beside sockeye")
         super().__init__(run, model, settings, arithmetic)
         self._model = convert(run.recipe, model).to(self.device)
         self._searches: dict[int, Any] = {}  # a search is compiled at its first batch
