@@ -1,6 +1,6 @@
-"""Tail probabilities and quantiles for tests: Student's t, Fisher's F and the studentised range.
+"""Tail probabilities and quantiles for tests: Student's t, Fisher's F, a fair coin and the studentised range.
 
-mtkit does without scipy for these three functions; its tests compare them with scipy.
+mtkit does without scipy for these functions; its tests compare them with scipy.
 """
 
 import math
@@ -25,6 +25,11 @@ def t_tail(distance: float, freedom: float) -> float:
 def f_tail(value: float, numerator: float, denominator: float) -> float:
     """Return the probability that F exceeds `value`, with the degrees of freedom of numerator and denominator."""
     return _incomplete_beta(denominator / 2, numerator / 2, denominator / (denominator + numerator * value))
+
+
+def coin_tail(heads: int, tosses: int) -> float:
+    """Return the probability that a fair coin shows at most so many heads, fewer than `tosses`."""
+    return _incomplete_beta(tosses - heads, heads + 1, 0.5)
 
 
 def solve(tail: Callable[[float], float], probability: float) -> float:

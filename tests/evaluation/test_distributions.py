@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from mtkit.evaluation.distributions import f_tail, range_quantile, solve, t_tail
+from mtkit.evaluation.distributions import coin_tail, f_tail, range_quantile, solve, t_tail
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,8 @@ def test_distributions_are_those_of_scipy() -> None:
         for distance in (1e-3, 0.5, 1.96, 5, 30):
             assert t_tail(distance, freedom) == pytest.approx(2 * stats.t.sf(distance, freedom), rel=1e-8)
             assert f_tail(distance, 78, freedom) == pytest.approx(stats.f.sf(distance, 78, freedom), rel=1e-8)
+    for heads, tosses in ((0, 1), (3, 10), (400, 1000), (49_000, 100_000)):
+        assert coin_tail(heads, tosses) == pytest.approx(stats.binom.cdf(heads, tosses, 0.5), rel=1e-8)
     for groups in (2, 7, 80):
         theirs = stats.studentized_range.ppf(0.95, groups, math.inf)
         assert range_quantile(groups) == pytest.approx(theirs, rel=1e-8)

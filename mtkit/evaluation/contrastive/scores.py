@@ -22,6 +22,7 @@ from mtkit.decoding.translation import OnProgress
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError
 from mtkit.evaluation.contrastive.files import ContrastiveFile, Item, Label
+from mtkit.evaluation.distributions import coin_tail
 from mtkit.evaluation.scores import wilson
 from mtkit.evaluation.seeds import holm
 from mtkit.runs import Run
@@ -283,10 +284,4 @@ def mcnemar(only_first: int, only_other: int) -> float:
     twice the probability that a fair coin shows its rarer side at most as often, but at most 1.
     """
     tosses, fewer = only_first + only_other, min(only_first, only_other)
-    if 2 * fewer == tosses:
-        return 1.0
-    k = np.arange(1, fewer + 1)
-    logs = np.concatenate([[0.0], np.cumsum(np.log(tosses - k + 1) - np.log(k))])  # of the binomial coefficients
-    largest = logs.max()
-    tail = math.log(float(np.exp(logs - largest).sum())) + float(largest) - tosses * math.log(2)
-    return min(1.0, 2 * math.exp(tail))
+    return 1.0 if 2 * fewer == tosses else min(1.0, 2 * coin_tail(fewer, tosses))
