@@ -167,7 +167,9 @@ class ContextJoiner:
         """
         pairs = [self._pair(number, text, targets[number]) for number, text in enumerate(texts)]
         if alike is not None:
-            fewest = {key: pair.context for key, pair in sorted(zip(alike, pairs, strict=True), key=_most_first)}
+            fewest: dict[Hashable, int] = {}
+            for key, pair in zip(alike, pairs, strict=True):
+                fewest[key] = min(pair.context, fewest.get(key, pair.context))
             for number, (key, pair) in enumerate(zip(alike, pairs, strict=True)):
                 if pair.context > fewest[key]:
                     pairs[number] = self._pair(number, texts[number], targets[number], fewest[key])
@@ -227,10 +229,6 @@ class ContextJoiner:
 def _encode(tokenizer: Tokenizer, texts: set[str]) -> dict[str, list[int]]:
     ordered = sorted(texts)
     return dict(zip(ordered, tokenizer.encode_lines(ordered), strict=True))
-
-
-def _most_first(item: tuple[Hashable, Pair]) -> int:
-    return -item[1].context
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:

@@ -101,7 +101,7 @@ def side_text(side: SideScores) -> str:
     if is_single and not side.directions:
         parts = [table(side.overall.scores[0])]
     else:
-        parts = [_comparison_table(side), _signatures(side.overall)]
+        parts = [_comparison_table(side), _table(["metric", "signature"], _signed(side.overall))]
     if not is_single:
         names = ", ".join(file.system for file in side.files[1:])
         parts.append(f"difference: {names} minus {side.files[0].system}; p is two-sided, * below {SURE}")
@@ -227,10 +227,6 @@ def difference_cells(difference: Difference | None) -> list[str]:
         return ["", "", ""]
     p_values = [difference.bootstrap_p, difference.randomisation_p]
     return [difference.text, *("" if p is None else f"{p:.4f} {'*' if p < SURE else ' '}" for p in p_values)]
-
-
-def _signatures(comparison: Comparison) -> str:
-    return _table(["metric", "signature"], _signed(comparison))
 
 
 def _signed(comparison: Comparison) -> list[tuple[str, str]]:

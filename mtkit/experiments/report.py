@@ -47,7 +47,7 @@ def latex(study: Study, table: Table, rows: Sequence[Row]) -> str:
             r"\resizebox{\linewidth}{!}{%",
             rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
-            *(" & ".join(line) + r" \\" for line in [head]),
+            " & ".join(head) + r" \\",
             r"\midrule",
             *(" & ".join(line) + r" \\" for line in body),
             r"\bottomrule",
