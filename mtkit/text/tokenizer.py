@@ -42,7 +42,7 @@ class Tokenizer:
     """One sentencepiece model: text to pieces and back.
 
     Decoding restores the text except for spaces: a run becomes one space, and spaces at the ends are dropped. U+2581,
-    sentencepiece's mark of a space, becomes a space. Models of earlier mtkit versions also normalise.
+    sentencepiece's mark of a space, becomes a space. Imported models may also normalise.
     """
 
     def __init__(self, processor: Any, folding: Folding | None = None) -> None:
@@ -109,7 +109,7 @@ class Tokenizer:
         return self._resolve_unknown(self._processor.encode(folded), folded)
 
     def normal(self, text: str) -> str:
-        """Return the text that is cut into pieces: folded, and normalised by models of earlier versions."""
+        """Return the text that is cut into pieces: folded, and normalised by imported models."""
         text = text if self._folding is None else self._folding(text)
         normalised: str = self._processor.normalize(text)
         return normalised

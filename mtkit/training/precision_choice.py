@@ -69,7 +69,7 @@ def resolve_precision(
         candidates = candidates[:1]
     (fewest,) = world.agree(-len(candidates))  # candidates of all machines
     candidates = candidates[: -int(fewest)]
-    if can_resume(folder):  # by a version that measured nothing
+    if can_resume(folder):  # a machine that had no choice began it
         return Precision(setting, device)
     if len(candidates) == 1:
         return candidates[0]
