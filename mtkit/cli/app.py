@@ -130,9 +130,8 @@ def main() -> None:
 
 def _exit(code: int, message: str | None = None) -> NoReturn:
     """Print a message and exit. Output that cannot be written is dropped: Python would retry it and exit with 120."""
-    if (
-        message is not None and sys.stderr is not None and not _is_told(message)
-    ):  # print would use standard output instead of None
+    # print would use standard output instead of None
+    if message is not None and sys.stderr is not None and not _is_printed(message):
         message = re.sub(r"[^\s/]{256,}", lambda word: cut(word[0]), message)  # longer than any file name
         try:
             print(f"mtkit: {message}", file=sys.stderr)
@@ -146,7 +145,7 @@ def _exit(code: int, message: str | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def _is_told(message: str) -> bool:
+def _is_printed(message: str) -> bool:
     """Return whether another process of the same torchrun has printed the message: all find a user's mistake."""
     report = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not report:

@@ -143,7 +143,7 @@ def train(
     from mtkit.data.place import changed_settings
     from mtkit.data.prepared import open_prepared
     from mtkit.model.build import label_attention
-    from mtkit.training.metrics import heard_or_not
+    from mtkit.training.metrics import ignoring_write_errors
     from mtkit.training.train import train as run_training
 
     label = label_attention(settings)  # checks names, roles and options before any data is read
@@ -153,7 +153,7 @@ def train(
     prepared = open_prepared(settings.data.folder)
     changed = [] if recipe is None or data is not None else changed_settings(prepared.settings, settings.data)
     if changed and os.environ.get("RANK", "0") == "0":  # only one process of torchrun
-        heard_or_not(typer.echo)(
+        ignoring_write_errors(typer.echo)(
             f"note: {prepared.folder} was prepared with other settings than {recipe} has "
             f"({'; '.join(changed[:3])}) and is not changed; to replace it: "
             f"mtkit prepare --recipe {shlex.quote(str(recipe))} --overwrite"

@@ -86,7 +86,7 @@ def score_corpus(
         raise MtkitError(f"bootstrap = {bootstrap} gives no interval; set {RESAMPLES}, or 0 for no intervals")
     names = ["the hypothesis", *(f"reference {number + 1}" for number in range(len(references)))]
     check_counts(len(hypotheses), [len(reference) for reference in references], names)
-    several, kinds = told_apart(languages or [None] * len(hypotheses))
+    several, kinds = distinct_languages(languages or [None] * len(hypotheses))
     chosen = named_metrics(metrics, several, tokenize=tokenize, lowercase=lowercase)
     statistics = gather(chosen, hypotheses, references, kinds=kinds, progress=progress)
     return with_intervals([statistics], bootstrap, progress=progress)[0][0]
@@ -108,7 +108,7 @@ def doubt(scores: Sequence[Score], hypotheses: Sequence[str], references: Sequen
     )
 
 
-def told_apart(languages: Sequence[str | None]) -> tuple[list[str | None], NDArray[np.intp]]:
+def distinct_languages(languages: Sequence[str | None]) -> tuple[list[str | None], NDArray[np.intp]]:
     """Return the distinct languages, and for each segment the index (segments,) of its language."""
     places = {language: place for place, language in enumerate(dict.fromkeys(languages))}
     return list(places), np.array([places[language] for language in languages], dtype=np.intp)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mtkit.evaluation.documents import DocumentScores, PositionRow, document_rows, document_scores, joined
 from mtkit.evaluation.metrics import METRICS, missing_tokenizer
-from mtkit.evaluation.scores import RESAMPLES, doubt, named_metrics, told_apart
+from mtkit.evaluation.scores import RESAMPLES, distinct_languages, doubt, named_metrics
 from mtkit.evaluation.segment_scores import added_scores, comet_command
 from mtkit.evaluation.significance import TESTS, Comparison, compare_systems
 from mtkit.evaluation.statistics import LengthRow, Statistics, by_length, gather
@@ -81,7 +81,7 @@ def score_side(
     if comet:
         comet_command()
     lines = read_texts(files, sources=lengths or bool(comet), documents=documents)
-    languages, kinds_of_lines = told_apart(_target_languages(lines, language))
+    languages, kinds_of_lines = distinct_languages(_target_languages(lines, language))
     texts, kinds, rows_of_documents = lines, kinds_of_lines, list[list[int]]()
     if documents:
         rows_of_documents = document_rows(lines, files[0].source or files[0].references[0])

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtkit.experiments.folder import Folder
-from mtkit.experiments.rows import curve, of, search_score
+from mtkit.experiments.rows import belongs_to, curve, search_score
 from mtkit.experiments.search import require_optuna
 from mtkit.experiments.study import Study
 from mtkit.experiments.trials import Trial
@@ -48,7 +48,7 @@ class Pruning:
         others: list[Curve] = []
         for begun in self._folder.begun():
             name = begun["trial"]
-            is_other = name != trial.name and of(begun, trial.entry, trial.task)
+            is_other = name != trial.name and belongs_to(begun, trial.entry, trial.task)
             if is_other and self._is_searched(begun["seed"], begun["stage"]):
                 row = rows.get(name, {})
                 points = row.get("curve") or self.curve(name)

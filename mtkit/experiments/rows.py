@@ -112,7 +112,7 @@ STORED_ROW: Any = _Failed | _Pruned | Annotated[_Measured, AfterValidator(_with_
 """Type of a stored row, for `read_stored`."""
 
 
-def of(row: Row, entry: str, task: str | None) -> bool:
+def belongs_to(row: Row, entry: str, task: str | None) -> bool:
     """Return whether a row belongs to an entry on a task."""
     return row["entry"] == entry and row.get("task") == task
 

@@ -26,7 +26,7 @@ from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.translator import Translator
 from mtkit.device import find_device, hardware
 from mtkit.errors import MtkitError
-from mtkit.evaluation.scores import doubt, named_metrics, told_apart, with_intervals
+from mtkit.evaluation.scores import distinct_languages, doubt, named_metrics, with_intervals
 from mtkit.evaluation.statistics import gather
 from mtkit.experiments.children import DECODING
 from mtkit.experiments.entries import family
@@ -186,7 +186,7 @@ def _score(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, np.ndarray], str | None]:
     """Return scores and statistics of a side by metric, and a warning if the tokenizer does not fit the text."""
     references = [side.references]
-    languages, kinds = told_apart(side.target_languages or [None] * len(hypotheses))
+    languages, kinds = distinct_languages(side.target_languages or [None] * len(hypotheses))
     scoring = recipe.scoring
     metrics = named_metrics(metrics_of(recipe), languages, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
     statistics = gather(metrics, hypotheses, references, kinds=kinds)

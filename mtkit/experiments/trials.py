@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mtkit.experiments.entries import Entry
-from mtkit.experiments.rows import Row, chosen_point, of
+from mtkit.experiments.rows import Row, belongs_to, chosen_point
 from mtkit.experiments.search import points as points_of
 from mtkit.experiments.search import size_of
 from mtkit.experiments.study import Study, at_share, with_point
@@ -64,8 +64,8 @@ class Plan:
             for trial in self._of_entry(
                 entry,
                 task,
-                [row for row in rows if of(row, entry.name, task)],
-                [row for row in begun if of(row, entry.name, task)],
+                [row for row in rows if belongs_to(row, entry.name, task)],
+                [row for row in begun if belongs_to(row, entry.name, task)],
             )
         ]
 

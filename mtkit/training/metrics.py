@@ -20,7 +20,7 @@ from mtkit.storage.records import Count, read_stored_lines, stored
 from mtkit.terminal import Say, stderr_is_terminal
 
 
-def heard_or_not(say: Say) -> Say:
+def ignoring_write_errors(say: Say) -> Say:
     """`say`, but ignoring OSError: lines that cannot be written, to a closed pipe or a full disk, are dropped."""
 
     def speak(line: str) -> None:

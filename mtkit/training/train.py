@@ -17,7 +17,7 @@ from mtkit.runs import Run, can_resume, initial_run
 from mtkit.terminal import ProgressBar, Say, quiet, silent
 from mtkit.training.interruption import Interruption
 from mtkit.training.loop import Training
-from mtkit.training.metrics import heard_or_not
+from mtkit.training.metrics import ignoring_write_errors
 from mtkit.training.precision import fast_and_repeatable, fixed_workspaces
 from mtkit.training.preview import preview_training
 from mtkit.training.progress import Outcome
@@ -63,7 +63,7 @@ def train(
         fast_and_repeatable(world.device, deterministic=deterministic),
         Interruption() as interruption,
     ):
-        say, progress = (heard_or_not(say), progress) if world.first else (quiet, silent)
+        say, progress = (ignoring_write_errors(say), progress) if world.first else (quiet, silent)
         say(describe_attention(recipe))
         model = build_model(recipe, **prepared.model_sizes)
         init_from = initial_run(recipe.training.init_from, folder) if init_from is None else init_from

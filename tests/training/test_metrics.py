@@ -9,7 +9,7 @@ import pytest
 
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.pictures.curves import draw_curves
-from mtkit.training.metrics import Interval, Metrics, ProgressLine, heard_or_not, read_metrics
+from mtkit.training.metrics import Interval, Metrics, ProgressLine, ignoring_write_errors, read_metrics
 
 
 def test_lines_after_the_checkpoint_and_half_lines_are_dropped(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_lines_that_cannot_be_written_are_let_go_of_and_later_ones_are_not() -> 
         said.append(line)
 
     for line in ("one", "full", "two"):
-        heard_or_not(say)(line)
+        ignoring_write_errors(say)(line)
     assert said == ["one", "two"]
 
 
