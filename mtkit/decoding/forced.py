@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mtkit.decoding.contexts import Context, ContextJoiner, ContextLimits, Pair, WithContext
 from mtkit.decoding.contract import Engine
-from mtkit.decoding.engines.model_engine import decoding_with
+from mtkit.decoding.engines.model_engine import decoding_with, forced_output
 from mtkit.decoding.lines.batches import padded, tasks_of
 from mtkit.decoding.lines.segments import Segment, Source
 from mtkit.decoding.lines.source import SourceLines
@@ -18,8 +18,8 @@ from mtkit.decoding.parallel import map_batches
 from mtkit.decoding.translation import OnProgress
 from mtkit.errors import DataError
 from mtkit.model.layers import Weights
-from mtkit.model.network import Network, Output
-from mtkit.text.tokenizer import BOS, EOS, PAD, Tokenizers
+from mtkit.model.network import Network
+from mtkit.text.tokenizer import EOS, Tokenizers
 
 TOKENS = 2048
 """Maximum padded pieces per side in a batch of `over_segments`: each head has a weight for every pair of pieces."""
@@ -177,30 +177,5 @@ def forced_weights(
     Call it within `decoding_with`.
     """
     weights: Weights = {role: [] for role in roles}
-    forced_output(network, sources, targets, tasks, device, weights)
+    forced_output(network, padded(sources, device), padded(targets, device), tasks_of(tasks, device), weights)
     return weights
-
-
-def forced_output(
-    network: Network,
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    tasks: Sequence[int | None],
-    device: torch.device,
-    weights: Weights | None = None,
-) -> Output:
-    """Return the decoder's output for a batch of segments with given translations; `weights` as in `Network.forward`.
-
-    Arguments as in `forced_weights`. Call it within `decoding_with`.
-    """
-    source, target = padded(sources, device), padded(targets, device)
-    valid = target != PAD
-    target_in = torch.cat([torch.full_like(target[:, :1], BOS), target[:, :-1]], 1)
-    return network.forward(
-        source,
-        target_in.masked_fill(~valid, PAD),
-        source_valid=source != PAD,
-        target_valid=valid,
-        task=tasks_of(tasks, device),
-        weights=weights,
-    )

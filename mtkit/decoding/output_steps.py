@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from mtkit.decoding.alignment import END, forced_pair
-from mtkit.decoding.engines.model_engine import decoding_with
-from mtkit.decoding.forced import forced_output
+from mtkit.decoding.engines.model_engine import decoding_with, forced_output
+from mtkit.decoding.lines.batches import padded, tasks_of
 from mtkit.decoding.lines.source import Directions
 from mtkit.model.network import Network
 from mtkit.text.tokenizer import EOS, Tokenizers
@@ -43,7 +43,8 @@ def output_steps(
     """
     segment, pieces = forced_pair(network, tokenizers, source, target, directions)
     with decoding_with(network, None) as device:
-        hidden = forced_output(network, [segment.pieces], [pieces], [segment.task], device).hidden[0]
+        lines = padded([segment.pieces], device), padded([pieces], device)
+        hidden = forced_output(network, *lines, tasks_of([segment.task], device)).hidden[0]
         probabilities = network.logits(hidden).double().softmax(-1).cpu()  # (T, V)
     best, ids = probabilities.topk(min(top, probabilities.shape[1]))
     entropies = torch.special.entr(probabilities).sum(-1).tolist()

@@ -11,11 +11,9 @@ from mtkit.attention import Attended, Attention
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.mixed_heads import MixedHeads
 from mtkit.data.batches import Batch
+from mtkit.decoding.engines.model_engine import piece_log_probs
 from mtkit.model.layers import Weights
 from mtkit.model.network import Encoded, Network, Output
-
-ROWS = 1024
-"""Positions whose logits are held at a time."""
 
 
 @contextmanager
@@ -77,14 +75,5 @@ class BatchPass:
         self.encoded = self.encoded or encoded
         output: Output = self.network.decode(encoded, self.target_in, self.target_valid, weights)
         valid, losses = self.target_valid, torch.zeros(self.target_out.shape, device=self.source.device)
-        losses[valid] = _token_losses(self.network, output.hidden[valid], self.target_out[valid])
+        losses[valid] = -piece_log_probs(self.network, output.hidden[valid], self.target_out[valid])
         return losses.double().sum(1).cpu()
-
-
-def _token_losses(network: Network, hidden: Tensor, target: Tensor) -> Tensor:
-    """Return -log p (N,) of target pieces (N,) from hidden (N, D)."""
-    parts = []
-    for rows, pieces in zip(hidden.split(ROWS), target.split(ROWS), strict=True):
-        logits = network.logits(rows)
-        parts.append(logits.logsumexp(1) - logits.gather(1, pieces[:, None]).squeeze(1))
-    return torch.cat(parts)

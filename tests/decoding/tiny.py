@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.decoding.contract import SourceBatch
+from mtkit.model.layers import Weights
 from mtkit.model.network import Logits
 from mtkit.text.tokenizer import BOS, EOS, PAD
 
@@ -76,6 +77,7 @@ class TinyModel(nn.Module):
         source_valid: Tensor,
         target_valid: Tensor | None = None,
         task: Tensor | None = None,
+        weights: Weights | None = None,
     ) -> Output:
         encoded = self.encode(source, source_valid)
         hidden = self.start(encoded)["hidden"]

@@ -20,9 +20,10 @@ from mtkit.device import autocast, check_default_type, varied_shapes
 from mtkit.errors import MtkitError, shown
 from mtkit.memory import OOM_ERRORS, is_oom
 from mtkit.model.decoding_products import is_low, products
-from mtkit.model.network import Logits, Model, Network
+from mtkit.model.layers import Weights
+from mtkit.model.network import Logits, Model, Network, Output
 from mtkit.recipe import DecodingSettings
-from mtkit.text.tokenizer import BOS, EOS, PAD
+from mtkit.text.tokenizer import BOS, PAD
 
 SEARCHES = {"greedy": greedy_search, "beam": beam_search, "sample": sample}
 
@@ -273,17 +274,30 @@ def forced_log_probs(model: Model, source: Tensor, target: Tensor, *, task: Tens
     """
     valid = target != PAD
     log_probs = torch.zeros(target.shape, device=target.device)
-    log_probs[valid] = mean_of([_forced(network, source, target, valid, task) for network in networks_of(model)])
+    log_probs[valid] = mean_of(
+        [
+            piece_log_probs(network, forced_output(network, source, target, task).hidden[valid], target[valid])
+            for network in networks_of(model)
+        ]
+    )
     return log_probs
 
 
-def _forced(network: Network, source: Tensor, target: Tensor, valid: Tensor, task: Tensor | None) -> Tensor:
-    """Return the log-probability of each real piece of the targets, (M,), given the pieces before it."""
-    begin = torch.full_like(target[:, :1], BOS)
-    target_in = torch.cat([begin, target[:, :-1].masked_fill(target[:, :-1] == EOS, PAD)], 1)
-    output = network.forward(source, target_in, source_valid=source != PAD, target_valid=valid, task=task)
+def forced_output(
+    network: Network, source: Tensor, target: Tensor, task: Tensor | None, weights: Weights | None = None
+) -> Output:
+    """Return the decoder's output for given targets; arguments as in `forced_log_probs`, `weights` as in `forward`."""
+    valid = target != PAD
+    target_in = torch.cat([torch.full_like(target[:, :1], BOS), target[:, :-1]], 1).masked_fill(~valid, PAD)
+    return network.forward(
+        source, target_in, source_valid=source != PAD, target_valid=valid, task=task, weights=weights
+    )
+
+
+def piece_log_probs(network: Network, hidden: Tensor, pieces: Tensor) -> Tensor:
+    """Return the log-probability (N,) float32 of each piece (N,) by the vector (N, D) that predicts it."""
     log_probs = []
-    for hidden, pieces in zip(output.hidden[valid].split(ROWS), target[valid].split(ROWS), strict=True):
-        logits = network.logits(hidden).float()
-        log_probs.append(logits.gather(1, pieces[:, None]).squeeze(1) - logits.logsumexp(1))
+    for rows, numbers in zip(hidden.split(ROWS), pieces.split(ROWS), strict=True):
+        logits = network.logits(rows).float()
+        log_probs.append(logits.gather(1, numbers[:, None]).squeeze(1) - logits.logsumexp(1))
     return torch.cat(log_probs)
