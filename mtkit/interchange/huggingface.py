@@ -16,8 +16,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from mtkit.attention.slots import Projection
-from mtkit.decoding.engines.plain import GROUPED, Weights, unlike_plain
+from mtkit.decoding.engines.plain import GROUPED, Weights, for_each_head, unlike_plain
 from mtkit.errors import MtkitError
 from mtkit.interchange.marian_weights import BIAS, OUTPUT, POSITIONS, SHARED, TABLES, layer_names
 from mtkit.model.network import Network
@@ -196,9 +195,7 @@ def _of_all_heads(weight: Tensor, name: str, weights: Weights) -> Tensor:
     attention, _, part = place.rpartition(".")
     if part not in ("k_proj", "v_proj"):
         return weight
-    projection: Projection = weights.module(attention).projection
-    by_head = weight.unflatten(0, (projection.key_heads, -1))
-    return by_head.repeat_interleave(projection.heads // projection.key_heads, 0).flatten(0, 1)
+    return for_each_head(weight, weights.module(attention).projection)
 
 
 def _write_tokenizer(run: Run, folder: Path) -> None:

@@ -10,7 +10,7 @@ ctranslate2/<checkpoint>-<key>/sha256.json  their checksums; a model whose files
 import hashlib
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, Transform
 from torch import Tensor, nn
 
 from mtkit.attention.positions import BASE, Rotary
-from mtkit.decoding.engines.plain import Weights
+from mtkit.decoding.engines.plain import Weights, for_each_head
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.errors import MtkitError
 from mtkit.model.network import Network
@@ -216,16 +216,12 @@ def _set_layer(layer: Any, weights: Weights, name: str, side: str, shared: int |
 
 def _projections(weights: Weights, name: str, *, repeated: bool) -> list[Map]:
     """Return the maps of queries, keys, values and output; keys and values `repeated` for each head that reads them."""
-    q, k, v, out = [(linear.weight, linear.bias) for linear in weights.projections(name)]
-    if not repeated:
-        return [q, k, v, out]
-    shape = weights.module(name).projection
-
-    def repeat(tensor: Tensor) -> Tensor:
-        heads = tensor.unflatten(0, (shape.key_heads, -1))
-        return heads.repeat_interleave(shape.heads // shape.key_heads, 0).flatten(0, 1)
-
-    return [q, (repeat(k[0]), repeat(k[1])), (repeat(v[0]), repeat(v[1])), out]
+    maps: Iterator[Map] = ((linear.weight, linear.bias) for linear in weights.projections(name))
+    q, k, v, out = maps
+    if repeated:
+        shape = weights.module(name).projection
+        k, v = ((for_each_head(weight, shape), for_each_head(bias, shape)) for weight, bias in (k, v))
+    return [q, k, v, out]
 
 
 def _concatenated(*linears: Map) -> Map:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.registry import find
-from mtkit.attention.slots import SLOTS
+from mtkit.attention.slots import SLOTS, Projection
 from mtkit.errors import MtkitError
 from mtkit.model.build import choose_attention
 from mtkit.model.network import Network
@@ -49,6 +49,12 @@ def check_plain(recipe: Recipe, option: str) -> None:
     part = unlike_plain(recipe)
     if part is not None:
         raise MtkitError(f"{option} takes runs with full attention, and this one has {part}; leave it out")
+
+
+def for_each_head(weight: Tensor, projection: Projection) -> Tensor:
+    """Return the rows of keys or values, repeated if several heads share them: one share of rows for each head."""
+    shares = weight.unflatten(0, (projection.key_heads, -1))
+    return shares.repeat_interleave(projection.heads // projection.key_heads, 0).flatten(0, 1)
 
 
 class Weights:
