@@ -16,7 +16,7 @@ from mtkit.errors import DataError
 from mtkit.recipe import differences
 from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.storage.files import file_above
-from mtkit.text.corpora import EMPTY_LINES, Facts
+from mtkit.text.corpora import Facts, paths_of
 
 Corpora = dict[str, Sequence[Corpus]]
 """The corpora of each side."""
@@ -166,5 +166,4 @@ def _paths(corpus: Corpus) -> list[Path]:
         return [corpus.file]
     if corpus.dataset is not None:
         return [Path(corpus.dataset)]
-    documents = None if corpus.documents == EMPTY_LINES else corpus.documents
-    return [Path(str(path)) for path in (corpus.source, corpus.target, documents, corpus.scores) if path is not None]
+    return paths_of(corpus)

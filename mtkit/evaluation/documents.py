@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -167,15 +168,11 @@ def consistency(
                     if word not in frequent and any(map(str.isalpha, word)):
                         translations_of[word].append(spoken[row][target])
             lists = translations_of.values()
-            same = sum(_pairs(count) for words_of in lists for count in Counter(words_of).values())
-            rows.append((same, sum(_pairs(len(words_of)) for words_of in lists)))
+            same = sum(comb(count, 2) for words_of in lists for count in Counter(words_of).values())
+            rows.append((same, sum(comb(len(words_of), 2) for words_of in lists)))
         kinds = np.zeros(len(rows), dtype=np.intp)
         statistics.append(Statistics(CONSISTENCY, [Consistency()], np.array(rows, dtype=np.float64), kinds))
     return statistics
-
-
-def _pairs(count: int) -> int:
-    return count * (count - 1) // 2
 
 
 def by_position(

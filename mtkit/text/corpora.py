@@ -66,7 +66,7 @@ def plain_files(corpus: Corpus) -> list[Path] | None:
     """
     if _table(corpus) is not None or corpus.scores is not None:
         return None
-    paths = _paths(corpus)
+    paths = paths_of(corpus)
     return paths if all(path.suffix != ".gz" and path.is_file() for path in paths) else None
 
 
@@ -97,14 +97,14 @@ def _table(corpus: Corpus) -> str | None:
     return None if corpus.file is None else str(corpus.file)
 
 
-def _paths(corpus: Corpus) -> list[Path]:
-    """Return the two text files, and the files with the document ids and the scores if there are any."""
+def paths_of(corpus: Corpus) -> list[Path]:
+    """Return the text files of a corpus of two files, and the files with document ids and scores if there are any."""
     documents = None if corpus.documents == EMPTY_LINES else corpus.documents
     return [Path(str(path)) for path in (corpus.source, corpus.target, documents, corpus.scores) if path is not None]
 
 
 def _parallel_pairs(corpus: Corpus, repairs: Repairs, rows: range | None = None) -> Iterator[SegmentPair]:
-    paths = _paths(corpus)
+    paths = paths_of(corpus)
     spans = [None if rows is None else find_span(path, rows.start, rows.stop) for path in paths]
     lines = [Lines(path, repairs, span) for path, span in zip(paths, spans, strict=True)]
     try:
