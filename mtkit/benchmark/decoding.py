@@ -19,6 +19,7 @@ from mtkit.decoding.parallel import Workers, usual_batch_tokens
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import score_corpus
+from mtkit.evaluation.systems import system_names
 from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings, Recipe
 from mtkit.runs import Run
@@ -239,7 +240,8 @@ def measure_decoding(
     """
     if not side.sources or not beams or min(beams) < 1 or repeats < 1:
         raise MtkitError("beams and repeats are whole numbers from 1, and there must be segments to translate")
-    runs = named([candidate.run for candidate in candidates])
+    chosen = [candidate.run for candidate in candidates]
+    runs = dict(zip(system_names(chosen), chosen, strict=True))
     decoders = [(name, decoder) for name, its in zip(runs, candidates, strict=True) for decoder in its.decoders]
     operations: dict[str, dict[int, float]] = {name: {} for name in runs}
     rows = []
@@ -267,14 +269,6 @@ def measure_decoding(
     measured = {name: product_rate(name, device, sorted(sizes)) for name in names}
     rates = {name: rate for name, rate in measured.items() if rate is not None}
     return DecodingBenchmark(runs, side, device, repeats, rates, operations, signature, rows)
-
-
-def named(runs: Sequence[Run]) -> dict[str, Run]:
-    """Return the runs by the names of their folders; by their paths if two have the same name."""
-    names = [run.folder.resolve().name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(run.folder) for run in runs]
-    return dict(zip(names, runs, strict=True))
 
 
 def _fastest_size(decoder: Decoder, lines: Sequence[str], beam: int) -> int:

@@ -72,8 +72,9 @@ def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[
 
 def system_names(runs: Sequence[Run]) -> list[str]:
     """Return the names of runs in tables: of their folders, with the whole paths if two names are equal."""
-    names, folders = [run.folder.name for run in runs], {run.folder.resolve() for run in runs}
-    return names if len(folders) <= len(set(names)) else [str(run.folder) for run in runs]
+    folders = [run.folder.resolve() for run in runs]
+    names = [folder.name for folder in folders]
+    return names if len(set(folders)) == len(set(names)) else [str(run.folder) for run in runs]
 
 
 def read_texts(files: Sequence[Translated], *, sources: bool = False, documents: bool = False) -> SystemTexts:

@@ -14,7 +14,6 @@ from mtkit.benchmark.decoding import (
     common_side,
     first_segments,
     measure_decoding,
-    named,
 )
 from mtkit.benchmark.decoding_report import as_object, bars, table
 from mtkit.decoding.engines.model_engine import ModelEngine
@@ -22,7 +21,6 @@ from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lines.source import Directions
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
-from mtkit.runs import Run
 from tests.decoding.trained import Trained, make_run
 
 
@@ -152,12 +150,6 @@ def test_runs_with_another_text_are_refused_by_name(trained: Trained, tmp_path: 
     with pytest.raises(MtkitError, match=f"the side test of {another.prepared.folder} and ") as raised:
         common_side([trained.prepared, another.prepared])
     assert str(trained.prepared.folder) in str(raised.value)
-
-
-def test_runs_of_the_same_name_are_told_apart_by_their_paths(trained: Trained, tmp_path: Path) -> None:
-    moved = Run(tmp_path / "one")
-    assert list(named([trained.run])) == ["one"]
-    assert list(named([trained.run, moved])) == [str(trained.run.folder), str(moved.folder)]
 
 
 def test_text_is_scored_by_the_language_it_is_in(trained: Trained) -> None:

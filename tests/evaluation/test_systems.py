@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.errors import DataError, MtkitError, RunError
-from mtkit.evaluation.systems import Translated, read_texts, run_sides
+from mtkit.evaluation.systems import Translated, read_texts, run_sides, system_names
 from mtkit.runs import Run
 
 LINES = ["the old dog", "two birds"]
@@ -81,6 +81,11 @@ def test_runs_of_the_same_name_are_told_apart(run: Run, tmp_path: Path) -> None:
     translated(other, "test", finished="2026-01-02")
     (both,) = run_sides([run, other], ["test"]).values()
     assert [each.system for each in both] == [str(run.folder), str(other.folder)]
+
+
+def test_a_run_has_the_name_of_its_folder_wherever_the_process_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.folder)
+    assert system_names([Run(Path())]) == system_names([run]) == ["one"]
 
 
 def test_a_run_without_translations_or_with_damaged_ones_is_named(run: Run, tmp_path: Path) -> None:
