@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import linear_regression
 from typing import Any
 
 import torch
@@ -97,10 +98,7 @@ def fit_exponent(lengths: Sequence[float], costs: Sequence[float]) -> float | No
     """Return the least-squares slope of log cost over log length; None with fewer than two lengths or a cost of 0."""
     if len(set(lengths)) < 2 or min(costs) <= 0:
         return None
-    x, y = [math.log(length) for length in lengths], [math.log(cost) for cost in costs]
-    middle_x, middle_y = sum(x) / len(x), sum(y) / len(y)
-    covariance = sum((a - middle_x) * (b - middle_y) for a, b in zip(x, y, strict=True))
-    return covariance / sum((a - middle_x) ** 2 for a in x)
+    return linear_regression([math.log(length) for length in lengths], [math.log(cost) for cost in costs]).slope
 
 
 def default_names(role: str) -> list[str]:
@@ -199,7 +197,9 @@ class _Run:
                     works[name] = work  # it has not failed
         for name in works:
             cost = costs[name]
-            self._keep(Measurement(name, "forward-backward", form, length, best[name], cost.peak_bytes, cost.flops))
+            self.measurements.append(
+                Measurement(name, "forward-backward", form, length, best[name], cost.peak_bytes, cost.flops)
+            )
         self._advance(len(self.names))
 
     def steps(self, name: str, form: str) -> None:
@@ -217,7 +217,9 @@ class _Run:
                 walk = Walk(attention, *self._inputs(lengths[-1])[:2])
                 for length in lengths:
                     seconds, cost = walk.measure(length)
-                    self._keep(Measurement(name, "step", form, length, seconds, cost.peak_bytes, cost.flops))
+                    self.measurements.append(
+                        Measurement(name, "step", form, length, seconds, cost.peak_bytes, cost.flops)
+                    )
                     self._advance(1)
         self._advance(len(self.lengths) - (self._done - done))
 
@@ -267,9 +269,6 @@ class _Run:
 
     def _build(self, name: str, form: str, length: int) -> Attention:
         return _build(name, form, length, self.setting, self.options)
-
-    def _keep(self, measurement: Measurement) -> None:
-        self.measurements.append(measurement)
 
     def _skip(self, name: str, form: str, length: int, why: str) -> None:
         self.skipped.append(f"{name}, {form}, at {length:,}: skipped, it {why}")

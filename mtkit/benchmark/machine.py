@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Side
 from mtkit.model.network import Network
 from mtkit.text.tokenizer import BOS
+from mtkit.training.data_loader import evenly_spaced
 from mtkit.training.flops import flops_of
 
 ARITHMETICS = {
@@ -134,8 +134,6 @@ def _int8_product(side: int, device: torch.device) -> Callable[[], torch.Tensor]
     return lambda: torch._int_mm(left, right.t())
 
 
-T = TypeVar("T")
-
 SAMPLE = 24
 """Number of segments that are counted, of all lengths."""
 
@@ -146,7 +144,7 @@ def training_operations(model: Network, side: Side, rows: np.ndarray) -> float:
     training, device = model.training, model.output_weight.device
     model.eval()
     operations, tokens = 0, 0
-    for row in spread(rows[np.argsort(side.target.lengths[rows], kind="stable")].tolist()):
+    for row in evenly_spaced(rows[np.argsort(side.target.lengths[rows], kind="stable")].tolist(), SAMPLE):
         batch = make_batch(side, np.array([row]))
         source, target_in = batch.source.to(device), batch.target_in.to(device)
         task = None if batch.task is None else batch.task.to(device)
@@ -164,14 +162,8 @@ def decoding_operations(model: Network, segments: Sequence[tuple[int, int]], bea
     Each source is encoded once. One hypothesis takes the first step; `beam` hypotheses take one step for each further
     piece of the translation.
     """
-    device, chosen = model.output_weight.device, spread(sorted(segments, key=sum))
+    device, chosen = model.output_weight.device, evenly_spaced(sorted(segments, key=sum), SAMPLE)
     return sum(_decode(model, *lengths, beam, device) for lengths in chosen) / len(chosen)
-
-
-def spread(items: Sequence[T]) -> list[T]:
-    """Return up to SAMPLE items, evenly spaced."""
-    count = min(SAMPLE, len(items))
-    return [items[(2 * number + 1) * len(items) // (2 * count)] for number in range(count)]
 
 
 def _forward(model: Network, source: Tensor, target_in: Tensor, task: Tensor | None) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from mtkit.errors import DataError
 from mtkit.recipe import Recipe
 from mtkit.text.corpora import name_of
 from mtkit.training.world import World
+
+T = TypeVar("T")
 
 SAMPLED_TOGETHER = 1 << 19
 """Pieces per side, about, that subword regularisation samples before their rows are sorted into batches: seconds of
@@ -174,8 +177,7 @@ class DataLoader:
         layout = self._epoch(0)
         first, _ = next(layout.plan.parts())
         batches = sorted(first.planned(layout.side), key=lambda rows: int(layout.side.target.lengths[rows].max()))
-        count = min(count, len(batches))
-        return [batches[(2 * number + 1) * len(batches) // (2 * count)] for number in range(count)]
+        return evenly_spaced(batches, count)
 
     def samples(self, count: int) -> list[UpdateBatches]:
         """Updates of one global batch each: one row per process, then up to `count` widths, evenly spaced.
@@ -265,6 +267,12 @@ class DataLoader:
             lines = f"line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
             named.append(f"{prefix}{lines} of {self._source_names[corpus]}")
         return ", ".join(named)
+
+
+def evenly_spaced(items: Sequence[T], most: int) -> list[T]:
+    """Return up to `most` items, from the middles of stretches of equal length."""
+    count = min(most, len(items))
+    return [items[(2 * number + 1) * len(items) // (2 * count)] for number in range(count)]
 
 
 def count_tokens(side: Side, batches: Sequence[np.ndarray]) -> int:

@@ -1,11 +1,9 @@
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
 
 from mtkit.attention import mechanisms
-from mtkit.benchmark.machine import decoding_operations, spread, training_operations
+from mtkit.benchmark.machine import decoding_operations, training_operations
 from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
@@ -64,10 +62,3 @@ def test_the_operations_of_every_mechanism_can_be_counted(name: str, prepared: P
     built = build_model(recipe, source_vocabulary=V, target_vocabulary=V)
     assert training_operations(built, prepared.train, np.arange(2)) > 0
     assert decoding_operations(built.eval(), [(6, 3)], 2) > 0
-
-
-def test_a_sample_is_spread_evenly() -> None:
-    assert spread([3, 1, 2]) == [3, 1, 2]
-    evenly = spread(range(2_400))
-    assert len(evenly) == 24
-    assert {b - a for a, b in pairwise(evenly)} == {100}

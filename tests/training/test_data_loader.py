@@ -1,5 +1,5 @@
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from mtkit.data.columns import Tokens
 from mtkit.data.prepared import Prepared
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DocumentSettings
-from mtkit.training.data_loader import DataLoader, UpdateBatches
+from mtkit.training.data_loader import DataLoader, UpdateBatches, evenly_spaced
 from mtkit.training.device_batch import DeviceBatch
 from mtkit.training.world import World
 from tests.training.conftest import tiny
@@ -217,3 +217,10 @@ def test_other_text_is_the_same_after_a_resume_and_on_several_processes(
     drawn = [(line, tokenizer.decode(pieces)) for work in whole[:per_epoch] for line, _, pieces in work]
     assert all(found in (text[line], text[line].upper()) for line, found in drawn)
     assert 0 < sum(found != text[line] for line, found in drawn) < len(drawn)
+
+
+def test_items_are_evenly_spaced() -> None:
+    assert evenly_spaced([3, 1, 2], 24) == [3, 1, 2]
+    chosen = evenly_spaced(range(2_400), 24)
+    assert len(chosen) == 24
+    assert {b - a for a, b in pairwise(chosen)} == {100}
