@@ -18,6 +18,7 @@ from mtkit.cli.options import (
 from mtkit.cli.progress import note, through
 from mtkit.cli.translation import (
     choose_sides,
+    has_unread_input,
     join_parts,
     load_translator,
     part_and_device,
@@ -223,6 +224,8 @@ def translate(
     if len(sides) > 1 and (outputs or target):
         option = "--target holds translations of" if target else "--output and --alignments hold"
         raise MtkitError(f"{option} one side; choose with --side: {', '.join(named.name for named in sides)}")
+    if input is None and not (side or test or target) and has_unread_input():
+        note("standard input is not read, the test sides are translated; add --input - to translate standard input")
     if input is not None:
         translator.directions(direction, 0)  # raises an error before anything is read or learned
     if shortlist:

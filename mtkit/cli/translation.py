@@ -65,6 +65,23 @@ def is_live(name: str) -> bool:
         return False
 
 
+def has_unread_input() -> bool:
+    """Return whether standard input is a file or a pipe that holds text; it is not read, and nothing waits for it."""
+    try:
+        stdin = sys.stdin.fileno()
+        kind = os.fstat(stdin).st_mode
+        if stat.S_ISREG(kind):
+            return os.fstat(stdin).st_size > os.lseek(stdin, 0, os.SEEK_CUR)
+        if not stat.S_ISFIFO(kind) and not stat.S_ISSOCK(kind):
+            return False
+        from fcntl import ioctl
+        from termios import FIONREAD
+
+        return any(ioctl(stdin, FIONREAD, bytes(4)))  # the number of bytes in the pipe
+    except (OSError, ValueError, AttributeError, ImportError):  # it is closed, or no file, or the system cannot tell
+        return False
+
+
 def recipe_of(run: "Run", path: Path | None, decoding: dict[str, Any]) -> "Recipe":
     """Return the recipe at `path`, or else the run's, with decoding settings of the command line."""
     from mtkit.recipe import load_recipe

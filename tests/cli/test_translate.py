@@ -87,6 +87,13 @@ def test_bare_it_translates_the_test_side_into_the_run() -> None:
     assert lines_of(typed("--input", "test.source")) == translations
 
 
+def test_text_that_nobody_reads_gets_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.cli.translate.has_unread_input", lambda: True)
+    assert typed().stderr.count("add --input - to translate standard input") == 1
+    for options in (["--side", "test"], ["--input", "test.source"], ["--target", "test.target"]):
+        assert "standard input" not in typed(*options).stderr
+
+
 def test_as_many_lines_come_out_as_went_in() -> None:
     text = "Old dog.\n\n \t\nA bird\u2028sings\u0085here.\x0b\x0c\x00\r\n" + "The tree and the house. " * 9 + "\nlast"
     result = typed("--input", "-", stdin=text.encode())
