@@ -7,12 +7,11 @@ segments. The page is cut into stretches whose join is the page, so broken HTML 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from html import unescape
 from html.parser import HTMLParser
 from itertools import chain, groupby, pairwise
 from typing import Literal
 
-from mtkit.text.markup import VOID, Marked, Token, build, partners, restore, text_tokens
+from mtkit.text.markup import VOID, Marked, Token, build, partners, restore, text_tokens, unescape
 
 _BLOCKS = """
 address area article aside audio base blockquote body br button canvas caption center col colgroup datalist dd details
@@ -33,6 +32,9 @@ READINGS = frozenset(["rp", "rt", "rtc"])
 
 FIXED = frozenset(["code", "kbd", "samp", "var"])
 """Inline elements whose text the model reads, and that stay as they are, as with translate="no"."""
+
+_UNFINISHED = 50
+"""Tags and comments without an end that are read as text; for each, the parser may search the rest of the page."""
 
 _SPACE = re.compile(r"[ \t\n\r\f]+")
 _STRETCH = re.compile(r"[ \t\n\r\f]+|[^ \t\n\r\f]+(?:[ \t\n\r\f]+[^ \t\n\r\f]+)*")
@@ -89,15 +91,53 @@ def _raw(tokens: Iterable[Token]) -> str:
     return "".join(token.raw for token in tokens)
 
 
+class _TooBrokenError(Exception):
+    """The rest of the page is not worth parsing."""
+
+
 class _Reader(HTMLParser):
-    """The tags and texts of a page, with the indices of their first characters."""
+    """The tags and texts of a page, with the indices of their first characters.
+
+    After `_UNFINISHED` tags and comments without an end, the rest of the page is one text.
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.starts: list[tuple[int, Token]] = []
         self._lines = [0, *(match.end() for match in re.finditer("\n", page))]
-        self.feed(page)
-        self.close()
+        self._unfinished = 0
+        try:
+            self.feed(page.replace("&", "_"))  # texts are resolved later
+            self.close()
+        except _TooBrokenError:
+            self.handle_data("")
+
+    def _counted(self, end: int) -> int:
+        """Return the end of a tag or comment; -1: it has none."""
+        self._unfinished += end < 0
+        if self._unfinished > _UNFINISHED:
+            raise _TooBrokenError
+        return end
+
+    def parse_starttag(self, i: int) -> int:
+        """Counts tags without an end."""
+        return self._counted(super().parse_starttag(i))
+
+    def parse_endtag(self, i: int) -> int:
+        """Counts tags without an end."""
+        return self._counted(super().parse_endtag(i))
+
+    def parse_comment(self, i: int, report: bool = True) -> int:
+        """Counts comments without an end."""
+        return self._counted(super().parse_comment(i, report))
+
+    def parse_pi(self, i: int) -> int:
+        """Counts instructions without an end."""
+        return self._counted(super().parse_pi(i))
+
+    def parse_html_declaration(self, i: int) -> int:
+        """Counts declarations without an end."""
+        return self._counted(super().parse_html_declaration(i))
 
     def _add(
         self, kind: Literal["text", "start", "end", "single", "break"], name: str = "", is_fixed: bool = False

@@ -30,6 +30,7 @@ _TAG = re.compile(
 )
 _PLACEHOLDER = re.compile(r"\{\{[^{}\s]+\}\}|\$?\{[^{}\s]*\}|%(?:\(\w+\)|\d+\$)?[sdf](?![0-9A-Za-z\u00c0-\u052f])")
 """Not 100%discount; but Japanese and Korean particles follow %s without a space, and are no Latin letters."""
+_LONG_NUMBER = re.compile(r"(?<=&#)[0-9]{1000,}")
 _FIXED = re.compile(r"\btranslate\s*=\s*[\"']?no\b|\bnotranslate\b")
 
 
@@ -101,11 +102,16 @@ def text_tokens(raw: str) -> Iterator[Token]:
     place = 0
     for match in _PLACEHOLDER.finditer(raw):
         if match.start() > place:
-            yield Token(raw[place : match.start()], "text", text=html.unescape(raw[place : match.start()]))
+            yield Token(raw[place : match.start()], "text", text=unescape(raw[place : match.start()]))
         yield Token(match[0], "placeholder", text=match[0])
         place = match.end()
     if place < len(raw):
-        yield Token(raw[place:], "text", text=html.unescape(raw[place:]))
+        yield Token(raw[place:], "text", text=unescape(raw[place:]))
+
+
+def unescape(text: str) -> str:
+    """Return the text with character references resolved; `html.unescape` fails at numbers of thousands of digits."""
+    return html.unescape(_LONG_NUMBER.sub(lambda number: number[0].lstrip("0")[:8] or "0", text))
 
 
 def partners(tokens: Sequence[Token]) -> dict[int, int]:
@@ -183,6 +189,7 @@ class _Placing:
         for source_word, target_word in sorted(links):
             self._links.setdefault(target_word, source_word)
             self._targets[source_word] = target_word
+        self._linked = sorted(self._targets)
 
     def build(self, elements: Sequence[Element], begin: int, end: int, low: int, high: int | None) -> str:
         """The characters `begin` to `end` of the target, its words `low` to `high`, with elements."""
@@ -219,8 +226,9 @@ class _Placing:
 
     def _place(self, element: Element, low: int, high: int, taken: Iterable[tuple[int, int]]) -> int:
         """The target word before which an element without words is placed, outside of its siblings."""
-        words_before = range(bisect_left(self._source_spans, element.begin, key=lambda span: span[0]))
-        linked = next((self._targets[word] + 1 for word in reversed(words_before) if word in self._targets), 0)
+        word = bisect_left(self._source_spans, element.begin, key=lambda span: span[0])
+        before = bisect_left(self._linked, word)
+        linked = self._targets[self._linked[before - 1]] + 1 if before else 0
         place = min(max(linked, low), high)
         return next((last for first, last in taken if first < place < last), place)
 

@@ -4,6 +4,7 @@ import random
 import re
 from html import unescape
 from html.parser import HTMLParser
+from time import process_time
 
 import pytest
 
@@ -86,6 +87,27 @@ def test_broken_html_keeps_its_tags(html: str) -> None:
 def test_deep_and_long_pages_do_not_fail() -> None:
     for html in ("x " + "<b>" * 1500 + "y" + "</b>" * 1500 + " z", "<b>x " * 1500, "</b> x" * 1500, "<i>a</i> " * 1500):
         assert sorted(re.findall("<.*?>", shouted(html))) == sorted(re.findall("<.*?>", html))
+
+
+@pytest.mark.parametrize(
+    "part", ['<a "', "<a b", '<a b=">" ', '<a x="', "</a ", "<!-- ", "<!-- x>", "<![", "<?", "<!doctype", "&#1"]
+)
+def test_time_grows_with_the_length_of_broken_pages(part: str) -> None:
+    html = "<p>A <b>dog</b></p>" + (part * 200_000)[:200_000]
+    began = process_time()
+    assert unescape(shouted(html)).startswith("<p>A <b>DOG</b></p>")
+    assert process_time() - began < 5  # most take 0.5 s; with a search of the rest for each tag, minutes
+
+
+def test_what_follows_many_tags_without_an_end_stays() -> None:
+    assert shouted("<p>a<!-- x>" * 40 + "<p>b") == "<p>A<!-- x>" * 40 + "<p>B"
+    assert shouted("<p>a<!-- x>" * 60 + "<p>b").endswith("<p>A" + "<!-- x><p>a" * 10 + "<!-- x><p>b")
+
+
+def test_character_references_of_thousands_of_digits_are_no_characters() -> None:
+    digits = "1" * 5000
+    assert [segment.text for segment in parse_page(f"a &#{digits};<i title='&#{digits};'>b").segments] == ["a \ufffdb"]
+    assert parse_page(f"a &#{'0' * 5000}98;").text == "a b"
 
 
 class Paths(HTMLParser):
