@@ -224,9 +224,10 @@ class Attention(nn.Module):
         and memory_marks (B, S) are the tokens' sentences and separators (`mtkit.attention.marks`), None if all are 0.
         B, T and S may be 0.
 
-        Raises: MtkitError for a mask that is not boolean.
+        Raises: MtkitError for a mask that is not boolean or has another shape.
         """
-        _check_masks(query_valid=query_valid, memory_valid=memory_valid)
+        _check_mask("query_valid", query_valid, query)
+        _check_mask("memory_valid", memory_valid, memory)
         inputs = Inputs(
             query, memory, query_valid, memory_valid, carry, memory_carry, task, need_weights, query_marks, memory_marks
         )
@@ -248,9 +249,10 @@ class Attention(nn.Module):
     ) -> tuple[State, Any]:
         """Return the state before the first step, and the carry for the next layer's `start`; decoder and cross roles.
 
-        Raises: MtkitError if there is no segment or no hypothesis, and for a mask that is not boolean.
+        Raises: MtkitError if there is no segment or no hypothesis, and for a mask that is not boolean or has another
+        shape.
         """
-        _check_masks(memory_valid=memory_valid)
+        _check_mask("memory_valid", memory_valid, memory)
         for name, count in (("batch_size", batch_size), ("hypotheses", hypotheses)):
             if count < 1:
                 raise MtkitError(f"{name} = {count} must be at least 1 to start decoding")
@@ -341,11 +343,19 @@ def for_heads(values: Tensor, heads: int, first: int | None = None) -> Tensor:
     return rows
 
 
-def _check_masks(**masks: Tensor | None) -> None:
-    """Raises: MtkitError for a mask of 0 and 1: softmaxes would add it to scores, and its complement is never 0."""
-    for name, mask in masks.items():
-        if mask is not None and mask.dtype != torch.bool:
-            raise MtkitError(f"{name} is a tensor of {mask.dtype}, not torch.bool; write {name}={name}.bool()")
+def _check_mask(name: str, mask: Tensor | None, tokens: Tensor | None) -> None:
+    """Check a mask of tokens (B, T, D).
+
+    Raises: MtkitError if it is not boolean, because softmaxes would add 0 and 1 to scores, and the complement is never
+    0; and if it is not (B, T), because some mechanisms would broadcast it and others misread it.
+    """
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise MtkitError(f"{name} is a tensor of {mask.dtype}, not torch.bool; write {name}={name}.bool()")
+    if tokens is not None and mask.shape != tokens.shape[:2]:
+        shape, expected = tuple(mask.shape), tuple(tokens.shape[:2])
+        raise MtkitError(f"{name} has the shape {shape}, not {expected}: a value for each token of each segment")
 
 
 def _padded(inputs: Inputs) -> Inputs:

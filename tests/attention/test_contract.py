@@ -1,6 +1,7 @@
 """One signature for all mechanisms: the base class packs the arguments, and a mechanism gets one object."""
 
 import copy
+import re
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -65,6 +66,17 @@ def test_a_mask_that_is_not_boolean_is_refused(dtype: torch.dtype) -> None:
     with pytest.raises(MtkitError, match="memory_valid is"):
         Noting()(tokens, tokens, memory_valid=valid)
     with pytest.raises(MtkitError, match="memory_valid is"):
+        Noting().start(2, tokens, valid)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (2, 1), (2, 4), (3, 2), (2, 1, 3), (2, 1, 1, 3), ()])
+def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    """Broadcasting would let some of them pass in some mechanisms."""
+    tokens, valid = torch.zeros(2, 3, 8), torch.ones(shape, dtype=torch.bool)
+    for query_valid, memory_valid, name in ((valid, None, "query_valid"), (None, valid, "memory_valid")):
+        with pytest.raises(MtkitError, match=re.escape(f"{name} has the shape {shape}, not (2, 3)")):
+            Noting()(tokens, tokens, query_valid=query_valid, memory_valid=memory_valid)
+    with pytest.raises(MtkitError, match="memory_valid has the shape"):
         Noting().start(2, tokens, valid)
 
 
