@@ -25,7 +25,7 @@ AT_TOP = {"source.spm": "sentencepiece.model", "README.md": "README.md"}
 
 
 READ, WRITTEN = 1024, 256
-"""Maximum pieces of a sentence and of its translation in Argos Translate: CTranslate2's defaults."""
+"""Maximum pieces of a sentence and of its translation in Argos Translate, end mark counted: CTranslate2's defaults."""
 
 
 def caution(run: Run) -> str:
@@ -33,9 +33,9 @@ def caution(run: Run) -> str:
     longest = run.recipe.model.max_length
     if longest >= READ:
         return ""
-    return f"Argos Translate fails on sentences of more than {longest:,} pieces (model.max_length)" + (
-        f", and on translations that do not end before piece {longest:,}" if longest < WRITTEN else ""
-    )
+    most = f"of more than {longest - 1:,} pieces"  # the model counts the end mark
+    also = f", and on translations {most}" if longest < WRITTEN else ""
+    return f"Argos Translate fails on sentences {most} (model.max_length without the end mark){also}"
 
 
 def check(run: Run) -> None:

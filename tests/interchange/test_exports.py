@@ -1,6 +1,7 @@
 """Exported models give the run's tokens in Hugging Face transformers and CTranslate2."""
 
 import errno
+import random
 import re
 import shutil
 from importlib.util import find_spec
@@ -25,7 +26,7 @@ from mtkit.text.tokenizer import BREAK, EOS
 from mtkit.training.checkpoint import write_checkpoint
 from tests.decoding import trained
 from tests.interchange.ours import make_run
-from tests.interchange.text import SOURCES
+from tests.interchange.text import ENGLISH, SOURCES
 
 BIAS = {"output_bias": True}
 
@@ -156,6 +157,58 @@ def test_ctranslate2_gives_the_same_tokens(run: Run, tmp_path: Path) -> None:
     assert all(alike(expected, ended, [[names[each] for each in its.hypotheses[0]] for its in found]))
     for pieces, done, its in zip(expected, ended, found, strict=True):
         assert not done or target.decode(its.hypotheses[0]).strip() == run.tokenizers.target.decode(pieces).strip()
+
+
+@pytest.fixture(scope="module", params=["learned", "pre-norm"])
+def short_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[str]]:
+    """A run of 24 positions, whose translations do not end, and lines of 23 and of 24 pieces."""
+    kind = KINDS[request.param]["model"] | {"max_length": 24}
+    run = make_run(tmp_path_factory.mktemp("short") / "run", end=-50.0, model=kind, decoding={"method": "greedy"})
+    encode, draw, lines = run.tokenizers.source.encode, random.Random(1), dict[int, str]()
+    while not {23, 24} <= lines.keys():
+        line = " ".join(draw.choices(ENGLISH, k=draw.randint(15, 24)))
+        lines[len(encode(line))] = line
+    return run, [lines[23], lines[24]]
+
+
+def test_hugging_face_has_as_many_positions(short_run: tuple[Run, list[str]], tmp_path: Path) -> None:
+    run, (fits, longer) = short_run
+    export_run(run, "huggingface", tmp_path / "out")
+    model, tokenizer = load_theirs(tmp_path / "out")
+    assert [len(tokenizer(line, truncation=True).input_ids) for line in (fits, longer)] == [24, 24]
+    translations = [best for best, *_ in Translator([run], device="cpu", dtype="float32").translate([fits, longer])]
+    assert [each.parts for each in translations] == [1, 2]
+    with torch.no_grad():
+        (found,) = model.generate(**tokenizer([fits], return_tensors="pt")).tolist()
+        # 24 pieces after the start mark; mtkit has the end mark as the last
+        assert len(found) - 1 == len(translations[0].pieces) == 24
+        assert tuple(found[1:24]) == translations[0].pieces[:23]
+        with pytest.raises(IndexError):
+            model.generate(**tokenizer([longer], return_tensors="pt"))
+        with pytest.raises(IndexError):
+            model.generate(**tokenizer([fits], return_tensors="pt"), max_length=26)
+
+
+def test_ctranslate2_has_as_many_positions(short_run: tuple[Run, list[str]], tmp_path: Path) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    run, lines = short_run
+    export_run(run, "ctranslate2", tmp_path / "out")
+    source = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "out" / "source.spm"))
+    program = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32")
+    fits, longer = (source.encode(line, out_type=str) for line in lines)
+
+    def pieces(tokens: list[str], most: int) -> list[str]:
+        suppressed = [[piece] for piece in ("<s>", "<blank>", "<unk>", "< break>")]
+        options = {"beam_size": 1, "max_decoding_length": most, "suppress_sequences": suppressed}
+        return program.translate_batch([tokens], **options)[0].hypotheses[0]  # type: ignore[no-any-return]
+
+    ((best, *_),) = Translator([run], device="cpu", dtype="float32", engine="mtkit").translate(lines[:1])
+    found = pieces(fits, 24)
+    assert len(found) == len(best.pieces) == 24
+    assert found[:23] == [run.tokenizers.target.piece(piece) for piece in best.pieces[:23]]
+    for tokens, most in ((longer, 24), (fits, 25)):
+        with pytest.raises(RuntimeError, match="position"):
+            pieces(tokens, most)
 
 
 def test_no_line_of_ctranslate2_has_breaks_between_segments(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from mtkit.text.tokenizer import EOS
 
 transformers = pytest.importorskip("transformers")
 
-from tests.interchange.text import SOURCES  # noqa: E402
+from tests.interchange.text import ENGLISH, SOURCES  # noqa: E402
 from tests.interchange.theirs import LIMIT, change, load_theirs, save_theirs, their_tokens  # noqa: E402
 
 KINDS = {
@@ -67,6 +67,26 @@ def test_tokens_are_hugging_faces(kind: str, beam: int, imported: Callable[[str]
     ended = [place for place, tokens in enumerate(theirs) if len(tokens) < LIMIT - 2]
     assert len(ended) > len(SOURCES) / 4
     assert [own[place] for place in ended] == [theirs[place] for place in ended]
+
+
+@pytest.mark.parametrize("kind", ["shared", "pre-norm"])
+def test_a_source_has_as_many_positions_as_in_hugging_face(
+    kind: str, imported: Callable[[str], tuple[Path, Run]]
+) -> None:
+    folder, run = imported(kind)
+    model, tokenizer = load_theirs(folder)
+    word = next(word for word in ENGLISH if len(tokenizer(f"{word} {word}").input_ids) == 3)
+    fits, longer = (" ".join([word] * count) for count in (63, 64))  # the end mark is the 64th
+    translator = Translator([run], DecodingSettings(method="greedy", no_repeat_ngram=2), engine="mtkit", device="cpu")
+    assert [best.parts for best, *_ in translator.translate([fits, longer])] == [1, 2]
+    assert own_tokens(run, [fits], method="greedy") == their_tokens(folder, [fits])
+    with pytest.raises(IndexError):
+        their_tokens(folder, [longer])
+    full, over = (torch.full((1, length), 5) for length in (64, 65))  # of the target
+    model(input_ids=full, decoder_input_ids=full)
+    with pytest.raises(IndexError):
+        model(input_ids=full, decoder_input_ids=over)
+    assert run.recipe.model.max_length == 64
 
 
 def test_a_target_vocabulary_that_is_not_in_use_changes_nothing(tmp_path: Path) -> None:
