@@ -55,14 +55,14 @@ def translate_lines(
     source = Source(lines, tokenizers.source, engine.longest_source)
     done = {number: [BLANK] * settings.n_best for number, pieces in enumerate(source.encoded) if not pieces}
     on_progress(len(done))
+    targets = lines.targets()
     separate = partial(separate_lines, tokenizers.target, lines.trained_on, settings.max_pieces)
     with engine.ready() as device:
-        translate = partial(_translate_segments, engine, tokenizers.target, lines, stopped, device=device)
+        translate = partial(_translate_segments, engine, tokenizers.target, lines, targets, stopped, device=device)
         joined, fell_back = translate_joined(source, translate, separate, on_progress)
         done |= {number: [translation] for number, translation in joined.items()}
         rest = [number for number in range(len(lines.lines)) if number not in done]
         parts = _translate_parts(source, translate, rest, prefixes, on_progress)
-    targets = lines.targets()
     for number in rest:
         done[number] = join_parts(parts[number], settings, seam(targets[number]))
         if number in fell_back:
@@ -140,12 +140,16 @@ def _translate_segments(
     engine: Engine,
     tokenizer: Tokenizer,
     lines: SourceLines,
+    targets: Sequence[str | None],
     stopped: Callable[[], bool] | None,
     segments: Sequence[Segment],
     device: torch.device,
 ) -> Iterator[list[tuple[int, list[Translation]]]]:
-    """Yield, batch by batch, the indices of the segments, each with its `n_best` translations."""
-    settings, targets = engine.settings, lines.targets()
+    """Yield, batch by batch, the indices of the segments, each with its `n_best` translations.
+
+    `targets` are the target languages of all lines: a long document has thousands of calls.
+    """
+    settings = engine.settings
 
     def translate(places: Sequence[int], indices: Sequence[int]) -> list[list[Translation]]:
         chosen = [segments[places[index]] for index in indices]

@@ -1,5 +1,6 @@
 """Windows of a long document: the lines before a window are read again, with their translations."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -118,3 +119,22 @@ def test_words_are_aligned_in_the_windows_that_were_translated(tokenizers: Token
         for block in item.blocks:
             begin, size = block.target.begin, len(block.target.pieces)
             assert item.target[begin : begin + size] == list(found[block.line].pieces[:-1])
+
+
+def test_a_window_costs_nothing_per_line_of_the_document(
+    tokenizers: Tokenizers,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The windows of a book are translated one after the other, so that would be quadratic."""
+    calls: list[SourceLines] = []
+    targets = SourceLines.targets
+
+    def counted(lines: SourceLines) -> Sequence[str | None]:
+        calls.append(lines)
+        return targets(lines)
+
+    monkeypatch.setattr(SourceLines, "targets", counted)
+    engine = recorder(Echo(tokenizers.target.size))
+    translate_lines(engine, tokenizers, SourceLines(LINES, documents=Documents([1] * 12, 60, context=2)))
+    assert len(engine.batches) > 2
+    assert len(calls) == 1
