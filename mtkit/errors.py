@@ -53,6 +53,11 @@ def cut_words(message: str) -> str:
     return re.sub(long, lambda match: shown(match[0].strip("'")), " ".join(message.split()))
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of another library's message, or the name of the error if it has no message."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def did_you_mean(word: str, known: "list[str]") -> str:
     """Return `" (did you mean 'longformer'?)"` if a known word is similar, else the empty string."""
     from difflib import get_close_matches

@@ -6,7 +6,7 @@ from mtkit.attention import build
 from mtkit.cli.options import parse_numbers, parse_options
 from mtkit.decoding.engines.model_engine import find_dtype
 from mtkit.device import find_device
-from mtkit.errors import MtkitError, cut_words, shown
+from mtkit.errors import MtkitError, cut_words, first_line, shown
 from mtkit.recipe import make_recipe
 from mtkit.runs import find_run, run_folder
 from mtkit.storage.jobs import Part
@@ -64,3 +64,8 @@ def test_errors_do_not_repeat_long_values(use: object) -> None:
         use()  # type: ignore[operator]
     assert len(str(caught.value)) < 1500
     assert "x" * 81 not in str(caught.value)
+
+
+def test_of_another_librarys_message_the_first_line_is_quoted() -> None:
+    assert first_line(ValueError("\n no such file \nTraceback ...")).strip() == "no such file"
+    assert first_line(TimeoutError()) == "TimeoutError"

@@ -25,7 +25,7 @@ from typing_extensions import TypedDict
 
 from mtkit.data.columns import Column, Mapped, MappedFile, Texts, Tokens
 from mtkit.data.record import Record, fingerprint_of, read_record
-from mtkit.errors import DataError
+from mtkit.errors import DataError, first_line
 from mtkit.recipe import Recipe
 from mtkit.recipe.data import DataSettings
 from mtkit.storage.records import explain
@@ -137,8 +137,7 @@ def open_prepared(folder: Path) -> Prepared:
             f"{folder / 'prepared.json'} is damaged (settings: {explain(error)}); {PREPARE_AGAIN}"
         ) from error
     except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"the prepared data in {folder} is damaged ({first_line}); {PREPARE_AGAIN}") from error
+        raise DataError(f"the prepared data in {folder} is damaged ({first_line(error)}); {PREPARE_AGAIN}") from error
     record["settings"] = settings.model_dump(mode="json", exclude={"folder"})
     train, valid = sides.pop("train"), sides.pop("valid")
     return Prepared(folder, settings, record, train, valid, tests=sides)

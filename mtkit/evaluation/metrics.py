@@ -10,7 +10,7 @@ from sacrebleu.metrics.base import Metric, Signature
 from sacrebleu.metrics.base import Score as SacrebleuScore
 from sacrebleu.tokenizers.tokenizer_char import TokenizerChar
 
-from mtkit.errors import MtkitError, did_you_mean, shown
+from mtkit.errors import MtkitError, did_you_mean, first_line, shown
 from mtkit.text.languages import bleu_tokenizer, has_spaces, installed_tokenizer
 from mtkit.text.words import words
 
@@ -55,8 +55,7 @@ def make_metric(name: str, *, language: str | None = None, tokenize: str | None 
         # force suppresses a warning of sacrebleu about tokenised text
         return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     except (ImportError, RuntimeError, OSError) as error:  # sacrebleu downloads some tokenizers at first use
-        reason = str(error).strip().split("\n")[0]
-        raise MtkitError(f"sacrebleu cannot use the tokenizer {shown(tokenize)} here: {reason}") from error
+        raise MtkitError(f"sacrebleu cannot use the tokenizer {shown(tokenize)} here: {first_line(error)}") from error
 
 
 def missing_tokenizer(languages: Iterable[str | None], tokenize: str | None = None) -> str | None:

@@ -19,7 +19,7 @@ from secrets import token_hex
 from types import FrameType
 from typing import Any, Self
 
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, first_line
 from mtkit.experiments.children import SAVING_SECONDS, child_command, how_ended, last_step, package_root
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.trials import Trial
@@ -79,7 +79,7 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             self._stack.close()
             raise MtkitError(
-                f"cannot reach a Ray cluster at {self._address} ({_first_line(error)}); start one with "
+                f"cannot reach a Ray cluster at {self._address} ({first_line(error)}); start one with "
                 "`ray start --head`"
             ) from error
         self._stack.callback(self._ray.shutdown)
@@ -179,7 +179,7 @@ class Cluster:
             }
             faults = self._ray.get(list(seen.values()), timeout=CHECK_SECONDS)
         except self._ray.exceptions.RayError as error:
-            raise MtkitError(f"a node of the Ray cluster does not answer ({_first_line(error)})") from error
+            raise MtkitError(f"a node of the Ray cluster does not answer ({first_line(error)})") from error
         finally:
             path.unlink(missing_ok=True)
         if fault := next(filter(None, faults), None):
@@ -205,7 +205,7 @@ class Cluster:
         try:
             return how_ended(self._ray.get(result))
         except self._ray.exceptions.RayError as error:
-            return f"was lost by Ray ({_first_line(error)})"
+            return f"was lost by Ray ({first_line(error)})"
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         self.signal = number  # `ended` stops the tasks: Ray's functions must not be called in a signal handler
@@ -218,10 +218,6 @@ def _connect(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
     elif address != "auto":
         raise ValueError("write auto or HOST:PORT")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _environment(root: str) -> dict[str, str]:

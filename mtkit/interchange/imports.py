@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mtkit.data.vocabulary import vocabulary_of
-from mtkit.errors import DataError, MtkitError, RunError
+from mtkit.errors import DataError, MtkitError, RunError, first_line
 from mtkit.interchange.marian import (
     Configuration,
     decoding_settings,
@@ -69,8 +69,9 @@ def find_folder(place: str) -> Path:
     try:
         folder = Path(snapshot_download(place, allow_patterns=FILES))
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise MtkitError(f"no folder {place}, and it cannot be downloaded from the hub ({reason})") from error
+        raise MtkitError(
+            f"no folder {place}, and it cannot be downloaded from the hub ({first_line(error)})"
+        ) from error
     if not any(folder.glob("*.safetensors")):
         copy = place.rpartition("/")[2]
         convert = "; ".join(f"{name}.from_pretrained('{place}').save_pretrained('{copy}')" for name in "MT")
