@@ -73,7 +73,8 @@ def fast_and_repeatable(device: torch.device, *, deterministic: bool = False) ->
         ) from error
     finally:
         torch.set_flush_denormal(flushing)
-        _set_deterministic(*modes)
+        if device.type == "cuda":  # the call imports PyTorch's compiler
+            _set_deterministic(*modes)
 
 
 def why_not_exact(device: torch.device, *, deterministic: bool) -> str | None:

@@ -1,6 +1,8 @@
 """The process's arithmetic in training: what `training.deterministic` asks of a GPU, and what it leaves behind."""
 
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +53,19 @@ def test_the_caller_s_modes_come_back_after_an_error_too() -> None:
         assert modes()[:2] == (True, True)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+SETTINGS = """
+import sys, torch
+from mtkit.training.precision import fast_and_repeatable
+with fast_and_repeatable(torch.device("cpu")):
+    pass
+sys.exit("torch._inductor" in sys.modules)
+"""
+
+
+def test_the_arithmetic_of_a_cpu_does_not_import_the_compiler() -> None:
+    subprocess.run([sys.executable, "-c", SETTINGS], check=True)
 
 
 def test_a_training_is_the_same_whatever_its_caller_does(prepared: Prepared, tmp_path: Path) -> None:
