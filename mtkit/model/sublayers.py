@@ -5,7 +5,7 @@ A stream of tokens between sub-layers is a tensor (..., D), or a pair of them if
 
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from mtkit.model.gpu_layers import add_and_norm, feed_forward_and_norm, trains_f
 from mtkit.recipe import ModelSettings
 
 POOL_ELEMENTS = 1 << 24
-"""Numbers in a pool, 64 MB: a million possible starts of a mask."""
+"""Bytes in a pool: a million possible starts of a mask."""
 
 STRIDE = 16
 """Masks begin at multiples of this, so that they are aligned for vector loads."""
@@ -44,20 +44,47 @@ class Dropout(nn.Module):
             return F.dropout(x, self.share)
         last = (POOL_ELEMENTS - x.numel()) // STRIDE
         begin = int(torch.randint(last + 1, ())) * STRIDE
-        return x * _pool(self.share, x.dtype)[begin : begin + x.numel()].view(x.shape)
+        mask = _pool(self.share)[begin : begin + x.numel()].view(x.shape)
+        dropped: Tensor = _Masked.apply(x, mask, _factor(self.share, x.dtype))  # type: ignore[no-untyped-call]
+        return dropped
 
     def extra_repr(self) -> str:
         """The share, for printing."""
         return str(self.share)
 
 
+class _Masked(torch.autograd.Function):
+    """x times a factor at mask bytes with all bits set, zero at the others."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor, factor: float) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.factor = factor
+        kept, integer = torch.empty_like(x), INTEGERS[x.element_size()]
+        torch.bitwise_and(x.view(integer), mask, out=kept.view(integer))  # other products with bytes are slow
+        return kept.mul_(factor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Masked.apply(gradient, *ctx.saved_tensors, ctx.factor), None, None  # type: ignore[no-untyped-call]
+
+
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer types by their bytes."""
+
+
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)  # the cached pool also serves training
-def _pool(share: float, dtype: torch.dtype) -> Tensor:
-    """Zeros with probability `share`, else 1 / (1 - share); the same in every process."""
+def _pool(share: float) -> Tensor:
+    """Bytes: zero with probability `share`, else all bits set; the same in every process."""
     generator = torch.Generator().manual_seed(20_141_958)
-    pool = torch.empty(POOL_ELEMENTS).bernoulli_(1.0 - share, generator=generator)
-    return pool.div_(1.0 - share).to(dtype)
+    return torch.empty(POOL_ELEMENTS, dtype=torch.int8).bernoulli_(1.0 - share, generator=generator).neg_()
+
+
+@lru_cache(maxsize=8)
+def _factor(share: float, dtype: torch.dtype) -> float:
+    """1 / (1 - share), rounded to float32 and then to the type."""
+    return torch.ones(()).div_(1.0 - share).to(dtype).item()
 
 
 def forget_pools() -> None:

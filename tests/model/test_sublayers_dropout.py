@@ -67,3 +67,24 @@ def test_a_pool_that_was_forgotten_is_drawn_again_the_same() -> None:
         forget_pools()
         assert sublayers._pool.cache_info().currsize == 0
     assert torch.equal(*found)
+
+
+def test_all_types_share_one_pool_of_bytes() -> None:
+    forget_pools()
+    found = []
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        torch.manual_seed(4)
+        found.append(Dropout(0.2)(torch.ones(20, 50, dtype=dtype)))
+        assert found[-1].dtype == dtype
+    assert all(torch.equal(x.float() != 0, found[0] != 0) for x in found)
+    assert found[0].unique().tolist() == [0.0, 1.25]
+    assert sublayers._pool.cache_info().currsize == 1
+    assert sublayers._pool(0.2).nbytes == POOL_ELEMENTS
+
+
+def test_a_result_may_be_overwritten_and_has_second_derivatives() -> None:
+    def compute(x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return Dropout(0.4)(x * x).add_(1.0) * x
+
+    assert torch.autograd.gradgradcheck(compute, torch.randn(2, 5, dtype=torch.float64, requires_grad=True))
