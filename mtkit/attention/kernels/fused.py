@@ -33,40 +33,39 @@ class _Short(torch.autograd.Function):
     ) -> Tensor:
         (*lead, length, _), keys = q.shape, k.shape[2]
         with torch.autocast("cpu", enabled=False):
-            q, k, v = _rows(q, length), _rows(k, max(keys, LEAST)), _rows(v, max(keys, LEAST))
-            scores = q.new_empty(len(q), length, k.shape[1], dtype=torch.float32)
-            torch.baddbmm(scores, q.float(), k.float().mT, beta=0, alpha=scale, out=scores)
+            q, k, v = (x.flatten(0, 1).contiguous() for x in (q, k, v))
+            scores = q.new_empty(len(q), length, max(keys, LEAST), dtype=torch.float32)
+            wide = F.pad(k.float(), (0, 0, 0, LEAST - keys)) if keys < LEAST else k.float()
+            torch.baddbmm(scores, q.float(), wide.mT, beta=0, alpha=scale, out=scores)
             _hide(scores.unflatten(0, lead), keys, mask, is_causal)
             weights = torch.softmax(scores, -1, out=scores)
             keep = torch.empty_like(weights).bernoulli_(1 - dropout).div_(1 - dropout) if dropout else None
-            applied = (weights if keep is None else weights * keep).bfloat16()
-            ctx.save_for_backward(q, k, v, weights, applied, keep)
-            ctx.scale, ctx.lead, ctx.keys = scale, lead, keys
-            return (applied @ v).unflatten(0, lead)
+            ctx.save_for_backward(q, k, v, weights, keep)
+            ctx.scale, ctx.lead = scale, lead
+            return (_applied(weights, keep, keys) @ v).unflatten(0, lead)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, weights, applied, keep = ctx.saved_tensors
+        q, k, v, weights, keep = ctx.saved_tensors
+        keys = k.shape[1]
         with torch.autocast("cpu", enabled=False):
-            d_heads = _rows(d_heads, q.shape[1])
+            d_heads = d_heads.flatten(0, 1).contiguous()
             d_weights = (d_heads @ v.mT).float()
+            if keys < LEAST:
+                d_weights = F.pad(d_weights, (0, LEAST - keys))
             if keep is not None:
                 d_weights *= keep
             product = d_weights.mul_(weights)
-            d_scores = product.addcmul_(weights, product.sum(-1, keepdim=True), value=-1).mul_(ctx.scale).bfloat16()
-            d_q, d_k, d_v = d_scores @ k, d_scores.mT @ q, applied.mT @ d_heads
-        d_q, d_k, d_v = (x.unflatten(0, ctx.lead) for x in (d_q, d_k, d_v))
-        return d_q, d_k[:, :, : ctx.keys], d_v[:, :, : ctx.keys], None, None, None, None
+            d_scores = product.addcmul_(weights, product.sum(-1, keepdim=True), value=-1).mul_(ctx.scale)
+            d_scores = d_scores[..., :keys].bfloat16()
+            d_q, d_k, d_v = d_scores @ k, d_scores.mT @ q, _applied(weights, keep, keys).mT @ d_heads
+        return *(x.unflatten(0, ctx.lead) for x in (d_q, d_k, d_v)), None, None, None, None
 
 
-def _rows(x: Tensor, length: int) -> Tensor:
-    """(B, H, T, K) as (B * H, length, K), one after the other in memory, with zeros at the end."""
-    if x.shape[2] == length:
-        return x.flatten(0, 1).contiguous()
-    rows = x.new_zeros(*x.shape[:2], length, x.shape[3])
-    rows[:, :, : x.shape[2]] = x
-    return rows.flatten(0, 1)
+def _applied(weights: Tensor, keep: Tensor | None, keys: int) -> Tensor:
+    """The weights of the first `keys` keys after dropout, in bfloat16."""
+    return (weights if keep is None else weights * keep)[..., :keys].bfloat16()
 
 
 def _hide(scores: Tensor, keys: int, mask: Tensor | None, is_causal: bool) -> None:

@@ -56,6 +56,15 @@ def test_causal_queries_see_what_came_before(length: int) -> None:
     check(results(found, given, weight), results(expected, exact, weight))
 
 
+@pytest.mark.parametrize("keys", [3, 20])
+def test_it_keeps_rows_of_real_keys_and_the_weights_once(keys: int) -> None:
+    kept = list[Tensor]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        short_attention(*inputs(7, keys), scale=0.3, mask=None, dropout=0.0, is_causal=False)
+    rows, weights = 3 * 2 * (7 + 2 * keys) * 32, 3 * 2 * 7 * max(keys, fused.LEAST)
+    assert sum(x.untyped_storage().nbytes() for x in kept) == 2 * rows + 4 * weights
+
+
 def test_no_segment_is_no_row() -> None:
     given = [x[:0] for x in inputs(3, 20)]
     assert short_attention(*given, scale=1.0, mask=None, dropout=0.0, is_causal=False).shape == (0, 2, 3, 32)
