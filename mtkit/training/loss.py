@@ -107,15 +107,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             # at least in float32: bfloat16 is too coarse for a sum over chunks
             wide = torch.promote_types(weight.dtype, torch.float32)
             trained = gradients and ctx.needs_input_grad[1]
-            ctx.hidden = torch.empty_like(states) if gradients else None
-            ctx.weight = torch.zeros_like(weight, dtype=wide) if trained else None
+            for_hidden: Any = torch.empty_like(states) if gradients else None
+            for_weight = torch.zeros_like(weight, dtype=wide) if trained else None
             factor = weight.to(dtype)
             compute = (
                 _cross_entropy_fused
                 if gradients and dtype != torch.float16 and runs_kernels(states, factor)
                 else _cross_entropy
             )
-            smoothed, nll = compute(states, factor, gold, len(hidden), smoothing, chunk_rows, ctx.hidden, ctx.weight)
+            smoothed, nll = compute(states, factor, gold, len(hidden), smoothing, chunk_rows, for_hidden, for_weight)
+        ctx.save_for_backward(for_hidden, for_weight)  # freed as soon as backward has read them
         ctx.dtype, ctx.rows = weight.dtype, len(hidden)
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
@@ -123,10 +124,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        weight = None
-        if ctx.weight is not None:
-            weight = torch.mul(ctx.weight, upstream[0], out=torch.empty_like(ctx.weight, dtype=ctx.dtype))
-        return ctx.hidden[: ctx.rows] * upstream[0], weight, None, None, None, None
+        hidden, weight = ctx.saved_tensors
+        if weight is not None:
+            weight = torch.mul(weight, upstream[0], out=torch.empty_like(weight, dtype=ctx.dtype))
+        return hidden[: ctx.rows] * upstream[0], weight, None, None, None, None
 
 
 def _cross_entropy(
@@ -230,7 +231,7 @@ class _ChunkedRDrop(torch.autograd.Function):
             for first in range(0, sums.rows, chunk_rows):
                 sums.add(slice(first, first + chunk_rows))
             objective, nll, divergence = sums.losses()
-            ctx.gradients = sums.gradients()
+            ctx.save_for_backward(*sums.gradients())
         ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(nll, divergence)
         return objective, nll, divergence
@@ -238,7 +239,7 @@ class _ChunkedRDrop(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight = ctx.gradients
+        hidden, weight = ctx.saved_tensors
         weight_gradient = None if weight is None else (weight * upstream[0]).to(ctx.dtype)
         return hidden * upstream[0], weight_gradient, None, None, None, None
 

@@ -1,4 +1,7 @@
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
 from mtkit.recipe import TrainingSettings
 from mtkit.training.device_batch import DeviceBatch
-from mtkit.training.loss import token_loss
+from mtkit.training.loss import TokenLoss, r_drop_loss, token_loss
 from mtkit.training.objective import Objective
 from mtkit.training.precision import Precision
 from tests.training.conftest import tiny
@@ -143,6 +146,17 @@ def test_no_tensor_is_larger_than_one_chunk_of_logits() -> None:
         F.cross_entropy(hidden @ weight.T, target).backward()
     assert whole.elements == 200 * 50, "the probe sees tensors inside backward passes"
     assert chunked.elements == 20 * 50
+
+
+@pytest.mark.parametrize("loss", [token_loss, partial(r_drop_loss, alpha=1.0)])
+def test_gradients_are_freed_before_the_backward_pass_goes_on(loss: Callable[..., TokenLoss]) -> None:
+    kept, alive = list[ref[Tensor]](), list[bool]()
+    hidden, weight = torch.randn(8, 4, requires_grad=True) * 1.0, torch.randn(50, 4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(ref(x)) or x, lambda x: x):
+        objective = loss(hidden, weight, torch.randint(50, (8,)), smoothing=0.1).objective
+    hidden.register_hook(lambda _: alive.extend(tensor() is not None for tensor in kept))
+    objective.backward()
+    assert alive == [False, False]
 
 
 def test_without_gradients_no_work_is_done_for_them() -> None:
