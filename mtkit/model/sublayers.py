@@ -4,7 +4,7 @@ A stream of tokens between sub-layers is a tensor (..., D), or a pair of them if
 """
 
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.device import autocast_disabled
 from mtkit.model.gpu_layers import add_and_norm, feed_forward_and_norm, trains_fused
+from mtkit.model.recomputed_norms import Recomputed
 from mtkit.recipe import ModelSettings
 
 POOL_ELEMENTS = 1 << 24
@@ -151,7 +152,12 @@ class LayerNorm(nn.LayerNorm):
         """(..., D) to the same."""
         low = x.dtype == self.weight.dtype != torch.float32
         with autocast_disabled(x.device) if low else nullcontext():
-            return super().forward(x)
+            output = super().forward(x)
+        if output.requires_grad and x.device.type == "cpu":
+            shape, weight, bias = self.normalized_shape, self.weight.detach(), self.bias.detach()
+            compute = partial(F.layer_norm, x.detach(), shape, weight, bias, self.eps)
+            output.recomputed = Recomputed(compute)  # type: ignore[attr-defined]
+        return output
 
 
 Stream = Tensor | tuple[Tensor | float, Tensor]

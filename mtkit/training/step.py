@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mtkit.model.network import Network
+from mtkit.model.recomputed_norms import norms_recomputed
 from mtkit.training.device_batch import DeviceBatches
 from mtkit.training.objective import Objective
 from mtkit.training.optimization.gradient_reduction import GradientReduction
@@ -52,7 +53,7 @@ def training_step(
     optimizer.zero_grad(set_to_none=True)
     for number, batch in enumerate(batches, start=1):
         with low_weights():
-            with precision.autocast():
+            with precision.autocast(), norms_recomputed(precision.device):
                 output = model(**batch.inputs)
                 loss = objective(model, output, batch, totals)
             last = rate is not None and number == len(batches)
