@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attention, unrounded_parts
@@ -158,20 +158,17 @@ class _Prepared:
 _CACHE: WeakKeyDictionary[nn.Module, dict[torch.dtype, _Prepared]] = WeakKeyDictionary()
 
 
-_STEPS = [0]
-"""Number of optimiser steps in this process: fused ones change weights without changing their versions."""
+def _forget(*_: object) -> None:
+    """Free the products before an optimiser step, which changes weights; a fused one does not change their versions."""
+    _CACHE.clear()
 
 
-def _count_step(*_: object) -> None:
-    _STEPS[0] += 1
-
-
-register_optimizer_step_post_hook(_count_step)
+register_optimizer_step_pre_hook(_forget)
 
 
 def _prepared(model: nn.Module, dtype: torch.dtype, device: torch.device) -> _Prepared:
-    """The products of the model, prepared again if addresses, versions or steps show changed weights."""
-    state = (_STEPS[0], [(weight.data_ptr(), weight._version) for weight in model.parameters()])
+    """The products of the model, prepared again if addresses or versions show changed weights."""
+    state = [(weight.data_ptr(), weight._version) for weight in model.parameters()]
     of_model = _CACHE.setdefault(model, {})
     if dtype not in of_model or of_model[dtype].state != state:
         of_model[dtype] = _Prepared(_preparation(dtype, device), state)

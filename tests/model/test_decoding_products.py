@@ -171,6 +171,16 @@ def test_an_optimisers_step_is_a_change(fused: bool) -> None:
             torch.testing.assert_close(logits(net), plain)
 
 
+def test_an_optimisers_step_frees_what_was_prepared() -> None:
+    net = network()
+    with products(net, torch.float32), torch.inference_mode():
+        logits(net)
+        prepared = weakref.ref(decoding_products._CACHE[net][torch.float32])
+    assert prepared() is not None
+    torch.optim.AdamW(net.parameters()).step()
+    assert prepared() is None
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_was_prepared_serves_later_contexts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
