@@ -138,7 +138,11 @@ class Updater:
 
     @contextmanager
     def validation_weights(self) -> Iterator[None]:
-        """Inside, the model computes with the weights to validate, unsharded: the moving average if there is one."""
+        """Inside, the model computes with the weights to validate, unsharded: the moving average if there is one.
+
+        Frees the gradients of the last update.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
         with (
             self.average.in_place() if self.average else nullcontext(),
             self._sharded.unsharded() if self._sharded else nullcontext(),

@@ -26,6 +26,7 @@ from mtkit.evaluation.scores import Score, doubt, score_corpus
 from mtkit.memory import Halving, peak_bytes
 from mtkit.model.adaptation import merged_in_place
 from mtkit.model.network import Network
+from mtkit.process import release_freed_memory
 from mtkit.recipe import Recipe
 from mtkit.recipe.settings import BestBy
 from mtkit.runs import Run
@@ -129,6 +130,7 @@ def validate(
 
     begin, was_training = monotonic(), model.training
     model.eval()
+    release_freed_memory()  # blocks of decoding hardly fit into the gaps that training left, and the other way round
     try:
         side = held_out(prepared, "valid").sample(recipe.training.validate_segments or len(prepared.valid))
         rows = _share(side, recipe, world)
@@ -144,6 +146,7 @@ def validate(
             translations = [(row, best[0].text) for row, best in zip(rows, translated, strict=True)]
     finally:
         model.train(was_training)
+        release_freed_memory()
     # also after a signal, so that all processes know of it
     shares = world.gather(translations)
     done = [] if shares is None else [share for share in shares if share is not None]

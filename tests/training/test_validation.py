@@ -213,3 +213,18 @@ def test_scores_by_other_settings_are_forgotten_with_all_that_follows_from_them(
         update=8, epoch=2, judged_by=judged
     )
     assert len(said) == 1
+
+
+def test_a_validation_holds_no_gradients_and_returns_the_memory_of_training(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, loss = list[object](), validation.validation_loss
+
+    def watched(model: Transformer, *others: Any) -> float:
+        events.append([name for name, parameter in model.named_parameters() if parameter.grad is not None])
+        return loss(model, *others)
+
+    monkeypatch.setattr(validation, "validation_loss", watched)
+    monkeypatch.setattr(validation, "release_freed_memory", lambda: events.append("released"))
+    run(tiny(training={"max_updates": 2, "validate_every": 2}), prepared, tmp_path / "run")
+    assert events == ["released", [], "released"]
