@@ -18,6 +18,7 @@ from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model, label_attention
 from mtkit.model.network import Network
+from mtkit.model.sublayers import forget_pools
 from mtkit.recipe import Recipe
 from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.objective import LOSS
@@ -250,6 +251,7 @@ def _row(trainer: Trainer) -> Trained:
 def _warm_up(trainer: Trainer, row: Trained, batches: Iterator[UpdateBatches], plan: Plan, world: World) -> None:
     """Do the first updates: they select kernels, create the optimiser's moments, and measure memory."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
+    forget_pools()  # the next trainer's memory includes them too
     with trainer.arithmetic():
 
         def first() -> None:

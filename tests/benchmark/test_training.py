@@ -18,6 +18,7 @@ from mtkit.benchmark.training import (
 from mtkit.benchmark.training_report import as_object, bars, table
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import MtkitError
+from mtkit.model.sublayers import POOL_ELEMENTS
 from mtkit.recipe import Recipe
 from mtkit.training.data_loader import UpdateBatches
 from mtkit.training.world import World
@@ -100,6 +101,7 @@ def test_each_row_says_what_it_cost(benchmark: TrainingBenchmark) -> None:
     full, linear, theirs = benchmark.rows
     assert [row.attention for row in benchmark.rows] == ["full", "linear", "full"]
     assert full.peak_bytes > 4 * 4 * full.parameters  # weights, gradients and two moments, and what passes keep
+    assert min(full.peak_bytes, linear.peak_bytes) > POOL_ELEMENTS  # each has the masks of dropout
     assert full.operations is not None
     assert full.operations == theirs.operations != linear.operations
     assert 2.0 < full.loss < 8.0
