@@ -3,10 +3,10 @@
 Inside the context `products`, the linear layers of a model and its output projection multiply by weights that are
 rounded and laid out for the processor, and attentions compute queries, keys and values in one product. Prepared weights
 are cached until the weights change, because text arrives in chunks; a change through `.data`, which PyTorch does not
-count, is not noticed. Norms, softmax and other parts are computed as outside the context, and so are products of
-attentions that must not round (`unrounded`), except of their `roundable` maps. On the CPU, types below float32 also
-make attentions by scaled dot products keep keys and values in bfloat16 (except a decoder's with more than 16
-hypotheses), and attentions by features their recent rows.
+count, is not noticed. Norms, softmax and other parts are computed as outside the context. Attentions that must not
+round (`unrounded`) multiply in float32, except in their `roundable` maps. On the CPU, types below float32 also make
+attentions by scaled dot products keep keys and values in bfloat16 (except a decoder's with more than 16 hypotheses),
+and attentions by features their recent rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +35,9 @@ from mtkit.attention.kernels.dot_product import is_plain
 from mtkit.model.network import Network
 from mtkit.model.sublayers import LayerNorm
 
+LOOP_WEIGHTS = "weights_of_loop"
+"""The method of modules that returns weights in the layout of a compiled loop."""
+
 
 @contextmanager
 def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
@@ -50,6 +53,8 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         check_int8(device)
     prepared, unrounded = _prepared(model, dtype, device), unrounded_parts(model) - _roundable_maps(model)
     low = dtype == torch.int8 or is_low(dtype, device)
+    has_exact = (low or dtype == torch.float32) and _float32(torch.float32, device) is not None
+    exact = _prepared(model, torch.float32, device) if has_exact else None
     has_loops = dtype == torch.int8 and has_byte_tiles()
     replaced: list[tuple[nn.Module, str]] = []
 
@@ -60,10 +65,12 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     try:
         for module in model.modules():
             if isinstance(module, HeadAttention):
-                replace(module, "projected", partial(_projected, prepared, unrounded))
+                replace(module, "projected", partial(_projected, prepared, exact, unrounded))
                 low_cache = low and hasattr(module, "cache_type") and is_plain(module.positions)
                 if low_cache and module not in unrounded:
                     replace(module, "cache_type", torch.bfloat16)  # half the bytes, which a step waits for
+            if hasattr(module, LOOP_WEIGHTS):
+                replace(module, LOOP_WEIGHTS, partial(prepared.of_loop, module))
             if has_loops:
                 from mtkit.model.compiled_steps import compiled_methods  # other types need none of it
 
@@ -72,18 +79,25 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             if isinstance(module, LayerNorm) and device.type == "cuda" and dtype == torch.bfloat16:
                 replace(module, "forward", prepared.norm(module))
             if dtype != torch.float32 or _float32(dtype, device) is not None:
-                if type(module) is nn.Linear and module not in unrounded:
-                    product = prepared.of(module)
-                    exact = isinstance(product, Plain)
-                    replace(module, "forward", partial(_unless_exact, module, product) if exact else product)
-                if isinstance(module, Network):
-                    output = prepared.output(module)
-                    replace(module, "logits", output)
-                    replace(module, "logits_of", output.of)
+                for name, product in _multiplying(module, prepared, exact if module in unrounded else prepared):
+                    replace(module, name, product)
         yield
     finally:
         for module, name in replaced:
             module.__dict__.pop(name, None)
+
+
+def _multiplying(
+    module: nn.Module, prepared: "_Prepared", of_maps: "_Prepared | None"
+) -> Iterator[tuple[str, Callable[..., object]]]:
+    """The methods of the module, by name, that products replace: of linear maps by `of_maps`, if there are any."""
+    if type(module) is nn.Linear and of_maps is not None:
+        product = of_maps.of(module)
+        yield "forward", partial(_unless_exact, module, product) if isinstance(product, Plain) else product
+    if isinstance(module, Network):
+        output = prepared.output(module)
+        yield "logits", output
+        yield "logits_of", output.of
 
 
 def _roundable_maps(model: nn.Module) -> set[nn.Module]:
@@ -122,6 +136,7 @@ class _Prepared:
         # keyed by ids: the products must not keep the model alive
         self._products: dict[tuple[int, ...], Product] = {}
         self._norms: dict[int, LayerNorm] = {}
+        self._loops: dict[tuple[int, bool], object] = {}
 
     @torch.inference_mode(False)  # the cache is used outside too
     def of(self, *maps: nn.Linear) -> Product:
@@ -132,6 +147,15 @@ class _Prepared:
             weight = torch.cat([linear.weight.detach() for linear in maps])
             self._products[key] = self._prepare(weight, torch.cat(biases) if biases else None)
         return self._products[key]
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def of_loop(self, module: nn.Module) -> object:
+        """The module's weights in the layout of its loop; some directions differ in training."""
+        key = id(module), module.training
+        if key not in self._loops:
+            self._loops[key] = getattr(type(module), LOOP_WEIGHTS)(module)
+        return self._loops[key]
 
     @torch.inference_mode(False)
     def norm(self, module: LayerNorm) -> Callable[[Tensor], Tensor]:
@@ -168,7 +192,10 @@ register_optimizer_step_pre_hook(_forget)
 
 def _prepared(model: nn.Module, dtype: torch.dtype, device: torch.device) -> _Prepared:
     """The products of the model, prepared again if addresses or versions show changed weights."""
-    state = [(weight.data_ptr(), weight._version) for weight in model.parameters()]
+    laid_out = (
+        buffer for module in model.modules() if hasattr(module, LOOP_WEIGHTS) for buffer in module.buffers(False)
+    )
+    state = [(weight.data_ptr(), weight._version) for weight in (*model.parameters(), *laid_out)]
     of_model = _CACHE.setdefault(model, {})
     if dtype not in of_model or of_model[dtype].state != state:
         of_model[dtype] = _Prepared(_preparation(dtype, device), state)
@@ -186,8 +213,15 @@ def _preparation(dtype: torch.dtype, device: torch.device) -> Callable[[Tensor, 
     return lambda weight, bias: Plain(weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
-def _projected(prepared: _Prepared, unrounded: set[nn.Module], tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
-    """The results of `maps` for the same tokens, in one product if they are plain linear layers that may be rounded."""
-    if any(type(linear) is not nn.Linear or linear.bias is None or linear in unrounded for linear in maps):
+def _projected(
+    prepared: _Prepared, exact: _Prepared | None, unrounded: set[nn.Module], tokens: Tensor, *maps: nn.Linear
+) -> Sequence[Tensor]:
+    """The results of `maps` for the same tokens, in one product if they are plain linear layers of one arithmetic.
+
+    Maps that must not be rounded are multiplied by the `exact` products if there are any.
+    """
+    must_not = [linear in unrounded for linear in maps]
+    of_maps = exact if all(must_not) else None if any(must_not) else prepared
+    if of_maps is None or any(type(linear) is not nn.Linear or linear.bias is None for linear in maps):
         return [linear(tokens) for linear in maps]
-    return prepared.of(*maps)(tokens).split([linear.out_features for linear in maps], -1)
+    return of_maps.of(*maps)(tokens).split([linear.out_features for linear in maps], -1)

@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from mtkit.attention import State, build
 from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.bases.product_attention import ProductAttention
 from mtkit.attention.kernels.cpu import product
-from mtkit.attention.kernels.cpu.product import Float32, Tiled, in_few_counts
+from mtkit.attention.kernels.cpu.product import Float32, Low, Tiled, in_few_counts
 from mtkit.attention.kernels.cpu.product_tiles import FLOATS, has
 from mtkit.attention.states import tensors_of
 from mtkit.model import decoding_products
@@ -59,8 +60,45 @@ def test_maps_on_which_no_choice_depends_are_rounded(name: str) -> None:
     layer = build(name, role="decoder", d_model=32, heads=2)
     assert layer.roundable <= {child for child, _ in layer.named_children()}
     with products(layer, torch.bfloat16):
-        rounded = {path for path, part in layer.named_modules() if type(part) is nn.Linear and "forward" in vars(part)}
-    assert rounded == layer.roundable
+        products_of = {
+            path: vars(part).get("forward") for path, part in layer.named_modules() if type(part) is nn.Linear
+        }
+    assert {path for path, product in products_of.items() if isinstance(product, Low)} == layer.roundable
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("faster", [Float32, Tiled])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_maps_that_must_not_be_rounded_are_multiplied_by_the_faster_float32(
+    dtype: torch.dtype, faster: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding_products, "_float32", lambda *_: faster)
+    layer = build("gated-delta", role="decoder", d_model=32, heads=2).eval()
+    tokens, maps = torch.randn(3, 7, 32), (layer.q_proj, layer.k_proj, layer.v_proj)
+    expected = [linear(tokens) for linear in maps]
+    with products(layer, dtype):
+        assert isinstance(vars(layer.q_proj)["forward"], faster)
+        found = *(linear(tokens) for linear in maps), *layer.projected(tokens, *maps)
+    torch.testing.assert_close(list(found), expected * 2, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("performer", "directions"), ("rfa", "sigma"), ("rfa", "fixed"), ("sac", "")]
+)
+@torch.inference_mode()
+def test_weights_of_loops_are_laid_out_again_after_a_change(name: str, path: str) -> None:
+    with torch.inference_mode(False):
+        layer = build(name, role="decoder", d_model=32, heads=2).eval()
+        owner, changed = (layer, path) if path else (layer.predictor, "recurrent")
+    with products(layer, torch.int8):
+        first = owner.weights_of_loop()
+        assert owner.weights_of_loop() is first
+    with products(layer, torch.int8):
+        assert owner.weights_of_loop() is first
+    with torch.inference_mode(False), torch.no_grad():
+        getattr(owner, changed).mul_(2)
+    with products(layer, torch.int8):
+        assert np.array_equal(owner.weights_of_loop(), 2 * first)
 
 
 def attentions(net: Transformer) -> list[ProductAttention | FeatureAttention]:

@@ -67,8 +67,8 @@ def append(state: State, *, window: int | None = None, first: int = 0, **rows: T
         if place >= capacity:
             room = capacity_for(place + 1, capacity + max(capacity // 2, FIRST_CAPACITY))
             room = room if window is None else min(room, first + window)
-            wider = row.new_zeros(*cache.shape[:3], room, cache.shape[4])
-            wider[:, :, :, :capacity] = cache
+            wider = row.new_empty(*cache.shape[:3], room, cache.shape[4])
+            wider[:, :, :, :capacity], wider[:, :, :, capacity:] = cache, 0
             cache = wider
         elif cache.dtype != row.dtype:
             cache = cache.to(row.dtype)  # the first step under autocast shows the actual type of the keys

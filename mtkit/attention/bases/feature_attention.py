@@ -6,7 +6,9 @@ A mechanism states the features of queries and keys (`features_of`). Sums over k
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -74,6 +76,10 @@ class FeatureAttention(HeadAttention):
     def looped_features(self, x: Tensor) -> Keys | None:
         """The features of x (B, H or G, T, K) by a compiled loop; None if there is none for them."""
         return None
+
+    def weights_of_loop(self) -> NDArray[np.float32]:
+        """The directions in the layout of the loop of `looped_features`, which decoding keeps until they change."""
+        raise NotImplementedError
 
     @property
     def feature_parameters(self) -> Sequence[Tensor]:

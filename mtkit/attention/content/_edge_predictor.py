@@ -13,7 +13,9 @@ Shapes: G graphs, E hidden width, c sources, S candidates, N = c (edges + 1) rea
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -309,7 +311,7 @@ class EdgePredictor(nn.Module):
         if loops_multiply(opened, *candidates):
             from mtkit.attention.kernels.cpu.edge_loops import best_edges
 
-            return best_edges(opened, *candidates, self.recurrent, near, self.edges).masked_fill_(~chosen, -1)
+            return best_edges(opened, *candidates, self.weights_of_loop(), near, self.edges).masked_fill_(~chosen, -1)
         state: LstmState = opened, torch.zeros_like(opened)
         targets = []
         for draw in range(self.edges):
@@ -319,6 +321,12 @@ class EdgePredictor(nn.Module):
                 near.scatter_(-1, target.unsqueeze(-1), lowest)
                 state = self._read(rows.index_select(0, (first + target).flatten()).view(*target.shape, -1), state)
         return torch.stack(targets, -1).masked_fill(~chosen, -1)
+
+    def weights_of_loop(self) -> NDArray[np.float32]:
+        """Return the LSTM's weights in the loop's layout, which decoding keeps until they change."""
+        from mtkit.attention.kernels.cpu.edge_loops import laid_out_recurrent
+
+        return laid_out_recurrent(self.recurrent)
 
     def _read(self, inputs: Tensor, state: LstmState) -> LstmState:
         """Apply one step of the LSTM; inputs (B, G, c, 4E) are for the input, forget and output gates and the cell."""

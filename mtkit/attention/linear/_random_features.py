@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -12,7 +13,7 @@ from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import ROLES, Inputs, Site, for_heads
 from mtkit.attention.kernels.cpu.product import loops_multiply
 from mtkit.attention.kernels.cpu.threads import in_ranges, loops_take
-from mtkit.attention.kernels.dot_product import expand_heads, upcast
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import Keys
 from mtkit.attention.kernels.reproducible import hashed, random_key
 from mtkit.attention.options import OneOf, Positive, Within
@@ -103,8 +104,13 @@ class RandomFeatureAttention(FeatureAttention):
             return None
         from mtkit.attention.kernels.cpu.random_feature_loops import features_of_rows
 
-        directions = expand_heads(self.feature_parameters[0].unsqueeze(0), x.shape[1]).squeeze(0)
-        return Keys(features_of_rows(x, directions, waves=True, factor=self.features**-0.5)[0])
+        factor = self.features**-0.5
+        return Keys(features_of_rows(x, self.weights_of_loop(), self.features, waves=True, factor=factor)[0])
+
+    def weights_of_loop(self) -> NDArray[np.float32]:
+        from mtkit.attention.kernels.cpu.random_feature_loops import laid_out_directions
+
+        return laid_out_directions(self.feature_parameters[0])
 
     @property
     def state_features(self) -> tuple[int, bool]:

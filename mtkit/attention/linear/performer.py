@@ -16,7 +16,9 @@ otherwise trigonometric features are mostly noise, more so in bfloat16. They are
 import math
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mtkit.attention.bases.feature_attention import FeatureAttention
@@ -122,8 +124,13 @@ class Performer(FeatureAttention):
             return None
         from mtkit.attention.kernels.cpu.random_feature_loops import features_of_rows
 
-        directions, factor = self.directions.unsqueeze(0), len(self.directions) ** -0.5
-        return Keys(*features_of_rows(x * self.scale**0.5, directions, waves=False, factor=factor))
+        count, rows = len(self.directions), x * self.scale**0.5
+        return Keys(*features_of_rows(rows, self.weights_of_loop(), count, waves=False, factor=count**-0.5))
+
+    def weights_of_loop(self) -> NDArray[np.float32]:
+        from mtkit.attention.kernels.cpu.random_feature_loops import laid_out_directions
+
+        return laid_out_directions(self.directions.unsqueeze(0))
 
     @property
     def state_features(self) -> tuple[int, bool]:

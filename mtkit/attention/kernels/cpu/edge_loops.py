@@ -86,14 +86,21 @@ def write_best(
                     added[best] = LOWEST
 
 
-def best_edges(opened: Tensor, keys: Tensor, inputs: Tensor, recurrent: Tensor, bias: Tensor, edges: int) -> Tensor:
+def laid_out_recurrent(recurrent: Tensor) -> NDArray[np.float32]:
+    """The LSTM's weights (G, E, 4 E) in the form of `best_edges`."""
+    array: NDArray[np.float32] = each_laid_out(recurrent.detach().mT, FLOATS).numpy()
+    return array
+
+
+def best_edges(
+    opened: Tensor, keys: Tensor, inputs: Tensor, weights: NDArray[np.float32], bias: Tensor, edges: int
+) -> Tensor:
     """The targets (B, G, C, edges) of sources (B, G, C, E), best first; all in float32 on the CPU.
 
-    keys (B, G, S, E), inputs (B, G, S, 4 E), recurrent (G, E, 4 E), bias (B, G, C, S), which is overwritten.
+    keys (B, G, S, E), inputs (B, G, S, 4 E), weights of `laid_out_recurrent`, bias (B, G, C, S), which is overwritten.
     """
     targets = torch.empty(*opened.shape[:3], edges, dtype=torch.long)
     rows = *rows_of(keys.unsqueeze(1)), *rows_of(inputs.unsqueeze(1))
-    weights = each_laid_out(recurrent.mT, FLOATS).numpy()
     arrays = opened.contiguous().numpy(), *rows, weights, bias.numpy(), targets.numpy()
     in_ranges(lambda first, last: write_best(*arrays, first, last), opened.shape[0] * opened.shape[2])
     return targets

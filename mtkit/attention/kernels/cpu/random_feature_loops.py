@@ -51,6 +51,8 @@ def write_features(
 ) -> None:
     """Write features of rows `begin` to `end` - 1 of (R, H, K) by D directions, weights as `each_laid_out`.
 
+    There are weights for each of G groups of neighbouring heads.
+
     With waves, features (R, H, 2 D) are sines, then cosines, of the products with rows of length 1. Otherwise they are
     exponentials (R, H, D) of the products, relative to the largest; scales (R, H) are the largest, less |row|^2 / 2.
     Both are times the factor.
@@ -60,7 +62,8 @@ def write_features(
     for first in range(begin, end, ROWS):
         count = min(ROWS, end - first)
         for h in range(heads):
-            write_products(rows[first : first + count, h], weights[h % len(weights)], nothing, products[:count])
+            of_head = weights[h * len(weights) // heads]
+            write_products(rows[first : first + count, h], of_head, nothing, products[:count])
             for r in range(count):
                 row, of_row, features = rows[first + r, h], products[r], out[first + r, h]
                 square = np.float32(0)
@@ -76,17 +79,26 @@ def write_features(
                     scales[first + r, h] = write_exponential_row(of_row, factor, features) - square / np.float32(2)
 
 
-def features_of_rows(x: Tensor, directions: Tensor, *, waves: bool, factor: float) -> tuple[Tensor, Tensor]:
-    """Features (B, H, T, M) of x (B, H, T, K) by directions (H or 1, D, K), and their log scales (B, H, T, 1).
+def laid_out_directions(directions: Tensor) -> NDArray[np.float32]:
+    """Directions (G, D, K) in the form of `features_of_rows`."""
+    array: NDArray[np.float32] = each_laid_out(directions.detach(), FLOATS).numpy()
+    return array
 
-    As `write_features`; with waves, the scales have no meaning.
+
+def features_of_rows(
+    x: Tensor, weights: NDArray[np.float32], count: int, *, waves: bool, factor: float
+) -> tuple[Tensor, Tensor]:
+    """Features (B, H, T, M) of x (B, H, T, K), and their log scales (B, H, T, 1).
+
+    Weights are `laid_out_directions` of `count` directions for each of G groups of neighbouring heads; G divides H. As
+    `write_features`; with waves, the scales have no meaning.
     """
     tokens = by_token(x)
-    count, (heads, width) = tokens.shape[0] * tokens.shape[1], tokens.shape[2:]
-    features = tokens.new_empty(count, heads, directions.shape[1] * (2 if waves else 1))
-    scales = tokens.new_empty(count, heads)
-    arrays = tokens.view(count, heads, width).numpy(), each_laid_out(directions, FLOATS).numpy()
+    rows, (heads, width) = tokens.shape[0] * tokens.shape[1], tokens.shape[2:]
+    features = tokens.new_empty(rows, heads, count * (2 if waves else 1))
+    scales = tokens.new_empty(rows, heads)
+    arrays = tokens.view(rows, heads, width).numpy(), weights
     results = features.numpy(), scales.numpy()
-    in_ranges(lambda first, last: write_features(*arrays, waves, np.float32(factor), *results, first, last), count)
+    in_ranges(lambda first, last: write_features(*arrays, waves, np.float32(factor), *results, first, last), rows)
     by_head = features.view(*tokens.shape[:3], -1), scales.view(*tokens.shape[:3], 1)
     return by_head[0].transpose(1, 2), by_head[1].transpose(1, 2)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mtkit.attention import build
 from mtkit.attention.kernels.cpu.product_tiles import FLOATS, has
-from mtkit.attention.kernels.cpu.random_feature_loops import ROWS, features_of_rows
+from mtkit.attention.kernels.cpu.random_feature_loops import ROWS, features_of_rows, laid_out_directions
 from mtkit.attention.linear.performer import positive
 
 pytestmark = pytest.mark.skipif(not has(FLOATS), reason="needs AVX2")
@@ -22,22 +22,22 @@ SHAPES = [(1, 1, 1, 1, 1), (2, 3, 4, 8, 16), (3, 1, ROWS + 5, 64, 266), (1, 4, 2
 def test_features_are_those_of_the_plain_operations(shape: tuple[int, ...], own: bool) -> None:
     segments, heads, length, width, count = shape
     x, directions = torch.randn(segments, heads, length, width), torch.randn(heads if own else 1, count, width)
-    products = x @ directions.mT
+    products, weights = x @ directions.mT, laid_out_directions(directions)
     expected = positive(products, x.square().sum(-1, keepdim=True) / 2)
-    features, scale = features_of_rows(x, directions, waves=False, factor=count**-0.5)
+    features, scale = features_of_rows(x, weights, count, waves=False, factor=count**-0.5)
     torch.testing.assert_close(features, expected.features, rtol=1e-4, atol=1e-9)
     torch.testing.assert_close(scale, expected.scale, rtol=1e-5, atol=1e-4)
-    waves, _ = features_of_rows(x, directions, waves=True, factor=0.5)
+    waves, _ = features_of_rows(x, weights, count, waves=True, factor=0.5)
     angles = F.normalize(x, dim=-1, eps=1e-6) @ directions.mT
     torch.testing.assert_close(waves, torch.cat([angles.sin(), angles.cos()], -1) / 2, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_a_row_that_is_not_finite_stays_alone(number: float) -> None:
-    x, directions = torch.randn(2, 3, 4, 8), torch.randn(1, 20, 8)
-    expected, _ = features_of_rows(x, directions, waves=False, factor=1.0)
+    x, weights = torch.randn(2, 3, 4, 8), laid_out_directions(torch.randn(1, 20, 8))
+    expected, _ = features_of_rows(x, weights, 20, waves=False, factor=1.0)
     x[1, 2, 3, 4] = number
-    features, scale = features_of_rows(x, directions, waves=False, factor=1.0)
+    features, scale = features_of_rows(x, weights, 20, waves=False, factor=1.0)
     assert not scale[1, 2, 3].isfinite() or features[1, 2, 3].isnan().any()
     features[1, 2, 3] = expected[1, 2, 3]
     assert torch.equal(features, expected)
