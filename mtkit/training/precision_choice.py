@@ -15,7 +15,6 @@ import torch
 
 from mtkit.memory import OOM_ERRORS, forget_peak, is_oom
 from mtkit.model.network import Network
-from mtkit.model.sublayers import forget_pools
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume
 from mtkit.terminal import Say
@@ -79,7 +78,6 @@ def resolve_precision(
         if not is_oom(error) or world.size > 1:
             raise
         return candidates[0]
-    forget_pools()  # training needs one of them
     forget_peak()  # reports compare the peak memory of training
     chosen = next(precision for precision in candidates if str(precision) == choice.name)
     if world.first:
