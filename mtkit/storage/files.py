@@ -29,10 +29,16 @@ class WriteError(MtkitError):
     """Files or folders that cannot be written, with the system's error."""
 
     def __init__(self, paths: Sequence[Path], error: OSError) -> None:
-        file = next(filter(None, map(file_above, paths)), None)
-        reason = error.strerror or error if file is None else f"{file} is a file, not a folder"
-        space = "free some space or " if file is None else ""
-        super().__init__(f"cannot write {' and '.join(map(str, paths))}: {reason}; {space}choose another place")
+        above = [place for path in paths for place in (path, *path.parents)]
+        link = next((place for place in above if place.is_symlink() and not place.exists()), None)
+        reason, remedy = str(error.strerror or error), "free some space or choose another place"
+        if file := next(filter(None, map(file_above, paths)), None):
+            reason, remedy = f"{file} is a file, not a folder", "choose another place"
+        elif link is not None and isinstance(error, FileExistsError | FileNotFoundError):
+            reason, remedy = f"{link} is a link to {link.readlink()}, which does not exist", "choose another place"
+        elif os.strerror(errno.EFBIG) in reason:
+            remedy = "raise the limit of file sizes (ulimit -f) or choose another place"
+        super().__init__(f"cannot write {' and '.join(map(str, paths))}: {reason}; {remedy}")
         self.paths = paths
         self.error = error
 

@@ -18,6 +18,7 @@ import torch
 from mtkit.errors import MtkitError
 from mtkit.storage import files
 from mtkit.storage.files import (
+    WriteError,
     check_regular,
     check_writable,
     digest,
@@ -69,6 +70,14 @@ def test_a_full_disk_names_the_folder_of_the_user_not_the_temporary_one(
     with pytest.raises(MtkitError, match=r"cannot write .*other\.txt"), writing(tmp_path / "folder"):
         write_text(tmp_path / "other.txt", "text")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to("gone")
+    with pytest.raises(FileExistsError) as raised:
+        (tmp_path / "run").mkdir(exist_ok=True)
+    message = str(WriteError([tmp_path / "run" / "recipe.yaml"], raised.value))
+    assert message.endswith(f"{tmp_path / 'run'} is a link to gone, which does not exist; choose another place")
 
 
 def test_json_keeps_text_readable(tmp_path: Path) -> None:
