@@ -54,11 +54,9 @@ def resolve_precision(
     """Choose the precision of the run in the folder, and whether Triton's kernels are used; the same in all processes.
 
     Measures it if the run is new, and all machines have a choice. Kernels are not used if `training.deterministic` is
-    set, or with several GPUs.
+    set, or with several GPUs. A sharded model is not copied to measure it.
     """
     setting, about, device = recipe.training.precision, Run(folder).about, world.device
-    if recipe.training.shard and world.size > 1:  # a sharded model is not copied to measure
-        return Precision(setting, device)
     if setting == "auto" and "precision" in about:
         setting = about["precision"]
     if "kernels" in about:
@@ -68,22 +66,33 @@ def resolve_precision(
         candidates = candidates[:1]
     (fewest,) = world.agree(-len(candidates))  # candidates of all machines
     candidates = candidates[: -int(fewest)]
-    if can_resume(folder):  # a machine that had no choice began it
-        return Precision(setting, device)
-    if len(candidates) == 1:
-        return candidates[0]
+    sharded = recipe.training.shard and world.size > 1
+    if can_resume(folder) or sharded:
+        candidates = [Precision(setting, device)]
+    chosen = candidates[0]
+    if len(candidates) > 1:
+        chosen = _measured(recipe, model, data, world, candidates, say)
+    if world.first and not can_resume(folder):
+        if setting == "auto":
+            record(folder, "precision", chosen.name)
+        if device.type == "cuda" and len(candidates) > 1:
+            record(folder, "kernels", chosen.kernels)
+    return chosen
+
+
+def _measured(
+    recipe: Recipe, model: Network, data: DataLoader, world: World, candidates: Sequence[Precision], say: Say
+) -> Precision:
+    """Return the fastest candidate, or the first if the memory does not hold a copy of the model."""
     try:
         choice = measure_precisions(recipe, model, data.samples(WIDTHS), world, candidates)
-    except OOM_ERRORS as error:  # of the copy of the model
+    except OOM_ERRORS as error:
         if not is_oom(error) or world.size > 1:
             raise
         return candidates[0]
     forget_peak()  # reports compare the peak memory of training
-    chosen = next(precision for precision in candidates if str(precision) == choice.name)
-    if world.first:
-        record(folder, *(("kernels", chosen.kernels) if device.type == "cuda" else ("precision", chosen.name)))
     say(str(choice))
-    return chosen
+    return next(precision for precision in candidates if str(precision) == choice.name)
 
 
 def measure_precisions(

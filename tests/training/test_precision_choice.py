@@ -202,10 +202,12 @@ def test_without_units_nothing_is_measured(
     for probe in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, probe, lambda: False)
     assert [str(precision) for precision in update_precisions("auto", CPU)] == ["float32"]
-    recipe = tiny(training={"max_updates": 2, "precision": "auto"})
-    train(recipe, prepared, tmp_path / "run", command=["mtkit"], device="cpu")
+    assert "; float32 on cpu" in precision_line(prepared, tmp_path / "run", 8)
+    assert Run(tmp_path / "run").about.get("precision") == "float32"
+    # a machine with such units keeps the precision of the run that it resumes
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert "; float32 on cpu" in precision_line(prepared, tmp_path / "run", 12)
     assert not clock.calls
-    assert "precision" not in Run(tmp_path / "run").about
 
 
 @pytest.mark.parametrize(
