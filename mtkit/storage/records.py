@@ -1,7 +1,10 @@
 """Reading of JSON files with type checks; the first error of a file is reported in one line."""
 
 import errno
+import gzip
+import io
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -52,7 +55,10 @@ def read_stored(
 
 
 def read_stored_lines(path: Path, kind: type[T], advice: str, *, error: type[MtkitError] = MtkitError) -> Iterator[T]:
-    """Read the lines of a JSON lines file, like `read_stored`; a damaged last line, cut by a kill, is left out."""
+    """Read the lines of a JSON lines file, like `read_stored`; a damaged last line, cut by a kill, is left out.
+
+    A file whose name ends in .gz is decompressed.
+    """
     adapter = TypeAdapter(kind)
     lines = _read(path, advice, error, LARGEST_LINES).rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -97,9 +103,20 @@ def record_bytes(path: Path, most: int = LARGEST) -> bytes:
 
 def _read(path: Path, advice: str, error: type[MtkitError], most: int = LARGEST) -> bytes:
     try:
-        return record_bytes(path, most)
-    except OSError as fault:
-        raise error(f"cannot read {path}: {fault.strerror or fault}; {advice}") from fault
+        content = record_bytes(path, most)
+        return _decompressed(path, content, most) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as fault:
+        reason = getattr(fault, "strerror", None) or fault
+        raise error(f"cannot read {path}: {reason}; {advice}") from fault
+
+
+def _decompressed(path: Path, content: bytes, most: int) -> bytes:
+    """Decompress gzipped bytes. Raises: OSError if they become more than `most` bytes, or are damaged."""
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        text = file.read(most + 1)
+    if len(text) > most:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return text
 
 
 def _check_version(path: Path, text: bytes, version: int, advice: str, error: type[MtkitError]) -> None:

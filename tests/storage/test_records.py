@@ -1,5 +1,6 @@
 """JSON files: types, errors in one line, and numpy's values."""
 
+import gzip
 import os
 from pathlib import Path
 from typing import Any, NotRequired
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from typing_extensions import TypedDict
 
-from mtkit.errors import RunError
+from mtkit.errors import MtkitError, RunError
+from mtkit.storage import records
 from mtkit.storage.records import Count, as_python, read_object, read_stored, read_stored_lines, stored
 from tests.damage import check_damages
 
@@ -96,6 +98,25 @@ def test_only_the_last_line_may_be_cut_short(tmp_path: Path) -> None:
     assert lines() == []
     path.write_text(f"{WHOLE}\n{WHOLE[:20]}\n{WHOLE}\n")
     with pytest.raises(Exception, match=rf"{path}, line 2, is damaged .*take the line out"):
+        lines()
+
+
+def test_gzipped_lines_are_decompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl.gz"
+
+    def lines() -> list[Content]:
+        return list(read_stored_lines(path, Content, "fetch it again"))
+
+    packed = gzip.compress(f"{WHOLE}\n{WHOLE}\n".encode())
+    path.write_bytes(packed)
+    assert len(lines()) == 2
+    for damaged in (b"no gzip", packed[:-9], packed[:12] + b"\xff" * 20):
+        path.write_bytes(damaged)
+        with pytest.raises(MtkitError, match=r"cannot read .*a\.jsonl\.gz: .*; fetch it again$"):
+            lines()
+    path.write_bytes(gzip.compress(b" " * 1001))
+    monkeypatch.setattr(records, "LARGEST_LINES", 1000)
+    with pytest.raises(MtkitError, match=r"a\.jsonl\.gz: File too large; fetch it again$"):
         lines()
 
 

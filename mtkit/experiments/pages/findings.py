@@ -1,6 +1,6 @@
 """Findings from the committed results of the studies, by mechanism: scores, tests against `full`, verdicts on claims.
 
-studies/results/NAME.jsonl has the rows of the study NAME, as `mtkit compare` writes them; studies/results/claims.yaml
+studies/results/NAME.jsonl.gz has the rows of the study NAME, as `mtkit compare` writes them; studies/results/claims.yaml
 has the claim of each mechanism's paper, and the task of a study that would show it.
 """
 
@@ -80,7 +80,7 @@ def load(name: str) -> tuple[Study, list[Row]]:
     There is no row without a file of results. Raises: MtkitError if a row is damaged.
     """
     settings = StudySettings.model_validate(read_study(Path(name))[0])
-    path, search = RESULTS / f"{name}.jsonl", settings.search
+    path, search = RESULTS / f"{name}.jsonl.gz", settings.search
     rows: list[Row] = list(read_rows(path)) if path.exists() else []
     good = [row for row in final_rows(rows, settings.seeds[0] if search else None) if "failed" not in row]
     return Study({}, tuple(parse_entries(settings.entries)), settings), good

@@ -1,5 +1,6 @@
 """Results of the study probes, as files, for tests of the pages."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,16 @@ from mtkit.experiments.pages.findings import load
 from tests.experiments.results import row
 
 SPECIAL = {"band[window_radius=4]": 97.0, "topk[keys=4]": 50.0, "additive": 40.0}
+
+
+def pack(path: Path, text: str) -> None:
+    """Write a gzipped file."""
+    path.write_bytes(gzip.compress(text.encode()))
+
+
+def unpack(path: Path) -> str:
+    """Read a gzipped file."""
+    return gzip.decompress(path.read_bytes()).decode()
 
 
 def rows_of(scores: dict[str, list[float]], task: str) -> list[dict[str, Any]]:
@@ -33,7 +44,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
             "model": {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2},
             "training": {"optimizer": "muon", "batch_tokens": 512},
         }
-    path.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    pack(path, "".join(f"{json.dumps(each)}\n" for each in rows))
 
 
 def write_results(folder: Path, *, longer: bool = False) -> None:
@@ -44,13 +55,13 @@ def write_results(folder: Path, *, longer: bool = False) -> None:
     names = [entry.name for entry in load("probes")[0].entries]
     assert set(SPECIAL) <= set(names)
     scores = {name: [SPECIAL.get(name, 90.0) + noise for noise in (-0.5, 0.5)] for name in names}
-    write_rows(folder / "probes.jsonl", rows_of(scores, "selective-copy"))
+    write_rows(folder / "probes.jsonl.gz", rows_of(scores, "selective-copy"))
     if longer:
         names = [entry.name for entry in load("longer")[0].entries]
         rows = rows_of({name: [96.0 if name == "topk[keys=4]" else 89.0] for name in names}, "selective-copy")
         for each in rows:
             each["training"] = {**each["training"], "updates": 3000}
-        write_rows(folder / "longer.jsonl", rows)
+        write_rows(folder / "longer.jsonl.gz", rows)
     (folder / "claims.yaml").write_text((findings.STUDIES / "results/claims.yaml").read_text())
     cases = [
         {

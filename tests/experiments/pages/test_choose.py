@@ -2,7 +2,7 @@ from pathlib import Path
 
 from mtkit.experiments.pages.choose import choose_page
 from mtkit.experiments.pages.questions import LONGER, answer
-from tests.experiments.pages.results import rows_of, write_results, write_rows
+from tests.experiments.pages.results import pack, rows_of, unpack, write_results, write_rows
 
 
 def page() -> str:
@@ -52,9 +52,9 @@ def test_after_more_updates_some_are_only_slow(results: Path) -> None:
 
 def test_a_task_with_one_seed_has_no_marks(results: Path) -> None:
     names = [each.entry for each in answer()[0].measured.values()]
-    copied = (results / "probes.jsonl").read_text()
-    write_rows(results / "probes.jsonl", rows_of({name: [80.0] for name in names}, "sort"))
-    (results / "probes.jsonl").write_text(copied + (results / "probes.jsonl").read_text())
+    copied = unpack(results / "probes.jsonl.gz")
+    write_rows(results / "probes.jsonl.gz", rows_of({name: [80.0] for name in names}, "sort"))
+    pack(results / "probes.jsonl.gz", copied + unpack(results / "probes.jsonl.gz"))
     text = page()
     assert "- `sort`: no test with one seed; differences of a few points may be chance." in text
     (line,) = (line for line in text.splitlines() if "(`sort`: the task sort)" in line)

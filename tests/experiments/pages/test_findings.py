@@ -9,7 +9,7 @@ from mtkit.experiments.pages.findings import Claim, Measured, claims, load, long
 from mtkit.experiments.pages.questions import QUESTIONS
 from mtkit.experiments.pooled import Pooled
 from mtkit.experiments.setup import task_label
-from tests.experiments.pages.results import rows_of
+from tests.experiments.pages.results import pack, rows_of
 
 
 def measured(difference: float, low: float, p: float | None) -> Measured:
@@ -46,7 +46,7 @@ def test_rows_of_a_task_become_scores(tmp_path: Path, monkeypatch: pytest.Monkey
     scores = {"full": [90.0, 92.0], "band[window_radius=4]": [95.0, 97.0], "topk[keys=4]": [50.0]}
     failed = {**rows_of({"additive": [1.0]}, "sort")[0], "failed": "why"}
     rows = [*rows_of(scores, "selective-copy"), *rows_of({"full": [10.0]}, "sort"), failed]
-    (tmp_path / "probes.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    pack(tmp_path / "probes.jsonl.gz", "".join(f"{json.dumps(each)}\n" for each in rows))
     study, good = load("probes")
     found = measure(study, good, "selective-copy", "token")
     assert {name: each.values for name, each in found.items()} == {
@@ -64,7 +64,7 @@ def test_a_mechanism_that_computes_the_same_is_not_measured(tmp_path: Path, monk
     rows = rows_of({"full": [90.0, 92.0], "band[window_radius=4]": [90.0, 92.0], "gau": [90.0, 92.0]}, "sort")
     for each in rows:
         each["valid"] = {"nll": 0.5 + (each["entry"] == "gau" and each["seed"] == 2)}
-    (tmp_path / "probes.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    pack(tmp_path / "probes.jsonl.gz", "".join(f"{json.dumps(each)}\n" for each in rows))
     found = measure(*load("probes"), "sort", "token")
     assert {name: each.mark for name, each in found.items()} == {"full": "", "gau": "", "band": "≡"}
     assert verdict(Claim(claim="x", task="probes/sort"), found["band"]) == "not measured"

@@ -4,6 +4,7 @@ from pathlib import Path
 from mtkit.experiments.entries import parse_entries
 from mtkit.experiments.pages.findings import load
 from mtkit.experiments.pages.questions import answer, good_at, letters, scores_object
+from tests.experiments.pages.results import pack, unpack
 
 
 def test_entries_of_the_study_are_mechanisms() -> None:
@@ -11,13 +12,13 @@ def test_entries_of_the_study_are_mechanisms() -> None:
 
 
 def test_only_seeds_of_all_entries_count(results: Path) -> None:
-    lines = (results / "probes.jsonl").read_text().splitlines(keepends=True)
-    (results / "probes.jsonl").write_text("".join(line for line in lines if ".gau.2" not in line))
+    lines = unpack(results / "probes.jsonl.gz").splitlines(keepends=True)
+    pack(results / "probes.jsonl.gz", "".join(line for line in lines if ".gau.2" not in line))
     first = answer()[0]
     assert first.complete
     assert first.seeds == 1
     assert {len(each.rows) for each in first.measured.values()} == {1}
-    (results / "probes.jsonl").write_text("".join(line for line in lines if '"gau"' not in line))
+    pack(results / "probes.jsonl.gz", "".join(line for line in lines if '"gau"' not in line))
     assert not answer()[0].complete
 
 
@@ -26,13 +27,13 @@ def test_letters_are_the_roles_of_the_paper() -> None:
 
 
 def test_what_a_mechanism_is_good_at(results: Path) -> None:
-    lines = [json.loads(line) for line in (results / "probes.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in unpack(results / "probes.jsonl.gz").splitlines()]
     for each in lines:
         small = each["entry"].startswith(("band", "topk"))
         each["state_bytes"] = {"100": 600 if small else 1000}
         if each["entry"] == "gau":
             each["state_bytes"] = {}
-    (results / "probes.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    pack(results / "probes.jsonl.gz", "".join(f"{json.dumps(each)}\n" for each in lines))
     shown = [question for question in answer() if question.complete]
     good = good_at(shown)
     assert good["band"] == ["selection", "length", "small state", "long texts"]
