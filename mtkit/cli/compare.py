@@ -77,7 +77,7 @@ def compare(
     ] = None,
     join: Annotated[
         list[Path] | None,
-        Option(metavar="FOLDER", help="Add the results of another folder, or of its results.jsonl; repeatable."),
+        Option(metavar="FOLDER", help="Add the results of another folder or results.jsonl (.gz too); repeatable."),
     ] = None,
     reproduce: Annotated[
         Path | None, Option(metavar="FILE", help="Compute a row of this results.jsonl again (--row).")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from mtkit.attention.registry import mechanisms
 from mtkit.experiments.pages.findings import LENGTH, LEVEL, LONG, MARGIN, Measured, long_costs, speeds
-from mtkit.experiments.pages.questions import FAST, SAVING, Question, letters, score, states
+from mtkit.experiments.pages.questions import FAST, SAVING, Question, counts, letters, score, states
 from mtkit.memory import in_words
 from mtkit.terminal import markdown
 
@@ -17,14 +17,16 @@ LEARNED = 90.0
 MADE = "Made by `python -m mtkit.experiments.pages.write` from [the results of the studies](../studies/README.md)."
 MARKS = (
     f"- Marks: + is significantly better than `full`, - significantly worse, = with 95% confidence at most {MARGIN:g} "
-    "points lower. ≡ computes the same as `full` at these lengths. Without a mark, the results do not decide.",
+    "points lower. ≡ computes the same as `full` at these lengths. Without a mark, the results do not decide."
+)
+LETTERS = (
     "- Letters: each mechanism was in the roles of its paper, encoder (E), decoder (D), attention to the source (C). "
-    "The model had `full` in the other roles.",
+    "The model had `full` in the other roles."
 )
 
 
-def choose_page(answers: Sequence[Question], longer: Question) -> str:
-    """Return docs/choose.md. At least the first question must be complete; `longer` may be empty."""
+def choose_page(answers: Sequence[Question], longer: Question, roles: Sequence[Question] = ()) -> str:
+    """Return docs/choose.md. At least the first question must be complete; `longer` and `roles` may be empty."""
     shown = [question for question in answers if question.complete]
     parts = [
         "# Which attention?",
@@ -32,7 +34,7 @@ def choose_page(answers: Sequence[Question], longer: Question) -> str:
         f"{len(shown[0].measured)} mechanisms with `full`, the attention of the Transformer. {MADE}",
         _legend(shown),
         markdown(_answers(shown), left=(0, 1, 2)),
-        "\n".join(_advice(shown, longer)),
+        "\n".join(_advice(shown, longer, roles)),
         "![Token match against the cost of a long layer, a dot per mechanism, coloured by family](choose.png)",
         "## How sure is this?",
         "\n".join(_doubts(answers, shown)),
@@ -51,7 +53,7 @@ def _legend(shown: Sequence[Question]) -> str:
         f"- Scores: the percentage of words at the right position{chrf}; means over seeds. The last column has the "
         f"number of mechanisms that differ significantly from `full` ({LEVEL:.0%}, after Holm's correction)."
     )
-    return "\n".join([scores, *MARKS])
+    return "\n".join([scores, MARKS, LETTERS])
 
 
 def _answers(shown: Sequence[Question]) -> list[tuple[str, ...]]:
@@ -114,20 +116,15 @@ def _worse(name: str, shown: Sequence[Question]) -> bool:
     return any(question.measured[name].mark == "-" for question in shown if name in question.measured)
 
 
-def _advice(shown: Sequence[Question], longer: Question) -> list[str]:
+def _advice(shown: Sequence[Question], longer: Question, roles: Sequence[Question]) -> list[str]:
     """Return lines on the attention to the source, on what to avoid, and on what was not measured."""
     first = shown[0]
-    to_source = [name for name in first.measured if "C" in letters(name) and name != "full"]
-    others = [name for name in first.measured if "C" not in letters(name)]
     worse = {name: entry for name, entry in first.measured.items() if entry.mark == "-"}
     better = [entry for entry in first.measured.values() if entry.mark == "+"]
     lines = [
         f"- **In doubt, take `full`.** On `{first.head}`, {len(better)} of the {len(first.measured) - 1} others are "
         f"significantly better. In two tests or more better, and in none worse: {_often_better(shown)}.",
-        f"- **Change the attention to the source last.** Of the {len(to_source)} mechanisms that replace it, "
-        f"{sum(name in worse for name in to_source)} are worse than `full` on `{first.head}`, and of the "
-        f"{len(others)} others, {sum(name in worse for name in others)}. `--encoder-attention` and "
-        "`--decoder-attention` leave it as it is.",
+        *_roles(roles),
     ]
     lowest = [f"`{entry.name}` {entry.score.mean:.1f}" for entry in reversed(by_score(worse.values()))]
     names = ", ".join(lowest[: 2 * MOST]) + f" and {len(lowest) - 2 * MOST} more" * (len(lowest) > 2 * MOST)
@@ -145,6 +142,24 @@ def _advice(shown: Sequence[Question], longer: Question) -> list[str]:
             f"updates instead of {updates(first)}, so they are only slow to learn; {rest or 'none'} do not."
         )
     return lines
+
+
+def _roles(roles: Sequence[Question]) -> list[str]:
+    """Return lines on changes of one role; none without results."""
+    if not roles:
+        return []
+    numbers = {question.role: counts(question) for question in roles if question.column == "token"}
+    worse = [f"{of[-1]} of {of[0]} mechanisms in the {role}" for role, of in numbers.items()]
+    twice = [question for question in roles if question.column != "token"]
+    best = max(twice, key=lambda question: by_score(question.measured.values())[0].score.mean)
+    top, full = by_score(best.measured.values())[0], best.measured["full"]
+    return [
+        "- **Change the attention to the source last.** Worse than `full` on `select`, if they replace it in one role "
+        f"only, are {', '.join(worse)} ([roles.md](roles.md)). `--encoder-attention` and `--decoder-attention` "
+        "change one role.",
+        f"- **For longer sources than in training**, the best change of one role is `{top.name}` in the {best.role}: "
+        f"{score(top)} on `select 2x`, and `full` has {full.score.mean:.1f}.",
+    ]
 
 
 def _often_better(shown: Sequence[Question]) -> str:

@@ -1,7 +1,7 @@
 """Findings from the committed results of the studies, by mechanism: scores, tests against `full`, verdicts on claims.
 
-studies/results/NAME.jsonl.gz has the rows of the study NAME, as `mtkit compare` writes them; studies/results/claims.yaml
-has the claim of each mechanism's paper, and the task of a study that would show it.
+studies/results/NAME.jsonl.gz has the rows of the study NAME, as `mtkit compare` writes them. claims.yaml beside it has
+the claim of each mechanism's paper, and the task of a study that would show it.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from mtkit.experiments.entries import parse_entries
+from mtkit.attention.contract import ROLES
+from mtkit.experiments.entries import Entry, parse_entries
 from mtkit.experiments.folder import read_rows
 from mtkit.experiments.pooled import Pooled, pool
 from mtkit.experiments.rows import Row, final_rows
@@ -86,6 +87,15 @@ def load(name: str) -> tuple[Study, list[Row]]:
     return Study({}, tuple(parse_entries(settings.entries)), settings), good
 
 
+def mechanism_and_role(entry: Entry) -> tuple[str, str | None]:
+    """Return an entry's mechanism, and the role that it plays alone; None for the roles of its paper."""
+    attention = entry.settings["attention"]
+    if "name" in attention:
+        return str(attention["name"]), None
+    ((role, name),) = ((role, name) for role, name in attention.items() if role in ROLES)
+    return str(name), role
+
+
 def measure(study: Study, rows: Sequence[Row], task: str | None, column: str) -> dict[str, Measured]:
     """Return the mechanisms on a task by name, in the order of the study, each compared with the first entry."""
     rows = [row for row in rows if row["task"] == task]
@@ -96,7 +106,7 @@ def measure(study: Study, rows: Sequence[Row], task: str | None, column: str) ->
     groups = [(entry, [row for row in ordered if row["entry"] == entry.name]) for entry in study.entries]
     groups = [(entry, of_entry) for entry, of_entry in groups if of_entry]
     values = [[float(score.value(row) or 0.0) for row in of_entry] for _, of_entry in groups]
-    names = [str(entry.settings["attention"]["name"]) for entry, _ in groups]
+    names = [mechanism_and_role(entry)[0] for entry, _ in groups]
     full = {row["seed"]: row["valid"].get("nll") for row in groups[0][1]}
     same = [
         name != "full" and all(row["valid"].get("nll") == full.get(row["seed"]) for row in of_entry)

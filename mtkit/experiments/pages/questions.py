@@ -6,11 +6,11 @@ A question is complete if every entry of its study has a result. Marks need two 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
 
 from mtkit.attention.contract import ROLES
 from mtkit.attention.registry import mechanisms
-from mtkit.experiments.pages.findings import LONG, Measured, load, measure, speeds
+from mtkit.experiments.pages.findings import LONG, Measured, load, measure, mechanism_and_role, speeds
+from mtkit.experiments.rows import Row
 from mtkit.experiments.table import COSTS
 from mtkit.memory import in_words
 
@@ -32,10 +32,12 @@ class Question:
     study: str
     task: str | None
     column: str
+    role: str | None = None
+    """The role that the mechanisms of the study play alone, with `full` in the others; None for the paper's roles."""
     measured: Mapping[str, Measured] = field(default_factory=dict)
     """The mechanisms by name; empty before there are results."""
     total: int = 0
-    """Number of entries in the study."""
+    """Number of entries in the study, of those with the question's role."""
 
     @property
     def complete(self) -> bool:
@@ -96,6 +98,12 @@ QUESTIONS = (
         "chrF",
     ),
 )
+ROLE_QUESTIONS = tuple(
+    replace(question, head=f"{role}{question.head.removeprefix('select')}", study="roles", role=role)
+    for role in ROLES
+    for question in QUESTIONS[:2]
+)
+"""The first two questions for one role at a time."""
 LONGER = replace(SELECT, head="longer", study="longer")
 """The first question after more updates, for the mechanisms that are worse than `full` in it."""
 
@@ -106,20 +114,21 @@ def answer(questions: Sequence[Question] = QUESTIONS) -> list[Question]:
     answers = []
     for question in questions:
         study, rows = loaded[question.study]
-        answered = replace(question, total=len(study.entries))
-        of_all = [row for row in rows if row["seed"] in _common_seeds(answered, rows)]
-        measured = measure(study, of_all or rows, question.task, question.column)
-        answers.append(replace(answered, measured=measured))
+        first, *others = study.entries
+        entries = (first, *(entry for entry in others if mechanism_and_role(entry)[1] == question.role))
+        seeds = _common_seeds({entry.name for entry in entries}, [row for row in rows if row["task"] == question.task])
+        of_all = [row for row in rows if row["seed"] in seeds]
+        measured = measure(replace(study, entries=entries), of_all or rows, question.task, question.column)
+        answers.append(replace(question, total=len(entries), measured=measured))
     return answers
 
 
-def _common_seeds(question: Question, rows: Sequence[Any]) -> set[int]:
-    """Return the seeds for which every entry of the question's study has a result."""
-    entries: dict[int, set[str]] = {}
+def _common_seeds(entries: set[str], rows: Sequence[Row]) -> set[int]:
+    """Return the seeds for which every entry has a row."""
+    with_row: dict[int, set[str]] = {}
     for row in rows:
-        if row["task"] == question.task:
-            entries.setdefault(row["seed"], set()).add(row["entry"])
-    return {seed for seed, names in entries.items() if len(names) == question.total}
+        with_row.setdefault(row["seed"], set()).add(row["entry"])
+    return {seed for seed, names in with_row.items() if names >= entries}
 
 
 def letters(name: str) -> str:
@@ -155,8 +164,11 @@ def good_at(shown: Sequence[Question]) -> dict[str, list[str]]:
     return good
 
 
-def scores_object(shown: Sequence[Question]) -> dict[str, dict[str, str]]:
-    """Return what `mtkit attentions` shows by mechanism: `good_at`, and `row`, the scores and costs of its row."""
+def scores_object(shown: Sequence[Question], roles: Sequence[Question] = ()) -> dict[str, dict[str, str]]:
+    """Return what `mtkit attentions` shows by mechanism: `good_at`, and `row`, its scores and costs.
+
+    `roles` are the complete ROLE_QUESTIONS.
+    """
     state, times, good = states(shown[0]), speeds(), good_at(shown)
     rows = {}
     for name in shown[0].measured:
@@ -165,12 +177,24 @@ def scores_object(shown: Sequence[Question]) -> dict[str, dict[str, str]]:
             full = question.measured["full"]
             compared = "" if name == "full" else f" (full {full.score.mean:.1f})"
             facts.append(f"{question.head} {score(question.measured.get(name))}{compared}")
+        alone = [
+            f"{question.role} {score(question.measured[name])}"
+            for question in roles
+            if question.column == "token" and name in question.measured and name != "full"
+        ]
+        facts += [f"select in one role: {', '.join(alone)}"] if alone else []
         fast = {} if name == "full" else times.get(name, {})
         speed = ", ".join(f"{ratio:.2g} at {length:,}" for length, ratio in sorted(fast.items()))
         facts += [f"speed {speed} tokens"] if speed else []
         facts += [f"state {in_words(round(state[name]))}"] if name in state else []
         rows[name] = {"good_at": ", ".join(good[name]), "row": "; ".join(facts)}
     return rows
+
+
+def counts(question: Question) -> tuple[int, int, int, int]:
+    """Return the number of mechanisms beside `full`, and of those: better than `full`, as good, and worse."""
+    marks = [entry.mark for name, entry in question.measured.items() if name != "full"]
+    return len(marks), marks.count("+"), marks.count("=") + marks.count("≡"), marks.count("-")
 
 
 def score(measured: Measured | None) -> str:

@@ -1,4 +1,4 @@
-"""Write choose.md, choose.png, slow-learners.md and claims.md in docs/, and studies/scores.json, from the results.
+"""Write choose.md, choose.png, roles.md, slow-learners.md, claims.md in docs/, and studies/scores.json, from results.
 
 `python -m mtkit.experiments.pages.write` writes them; a test checks that the committed files are what this makes.
 """
@@ -12,7 +12,8 @@ from mtkit.attention.registry import mechanisms
 from mtkit.experiments.pages.choose import choose_page
 from mtkit.experiments.pages.claims import claims_page
 from mtkit.experiments.pages.findings import LENGTH, speeds
-from mtkit.experiments.pages.questions import LONGER, Question, answer, scores_object
+from mtkit.experiments.pages.questions import LONGER, ROLE_QUESTIONS, Question, answer, scores_object
+from mtkit.experiments.pages.roles import roles_page
 from mtkit.experiments.pages.slow import slow_page
 from mtkit.experiments.pictures.canvas import save, styled
 from mtkit.experiments.pictures.costs import Cost, draw_cost
@@ -45,23 +46,25 @@ def picture(answers: Sequence[Question]) -> Any:
         return draw_cost(points, "length", "token", tasks, Cost(f"cost at {LENGTH:,} tokens", title))
 
 
-def files(answers: Sequence[Question], longer: Question) -> dict[Path, str]:
+def files(answers: Sequence[Question], longer: Question, of_roles: Sequence[Question]) -> dict[Path, str]:
     """Return the text of each file by its path; none before the first question has results of LEAST seeds."""
     if not (answers[0].complete and answers[0].seeds >= LEAST):
         return {}
     shown = [question for question in answers if question.complete]
+    roles = of_roles if all(question.complete and question.seeds >= LEAST for question in of_roles) else ()
     return {
-        DOCS / "choose.md": choose_page(answers, longer),
+        DOCS / "choose.md": choose_page(answers, longer, roles),
+        **({DOCS / "roles.md": roles_page(roles)} if roles else {}),
         DOCS / "slow-learners.md": slow_page(answers[0], longer),
         DOCS / "claims.md": claims_page(answers),
-        SCORES: json_text(scores_object(shown), indent=1, ensure_ascii=False) + "\n",
+        SCORES: json_text(scores_object(shown, roles), indent=1, ensure_ascii=False) + "\n",
     }
 
 
 def main() -> None:
     """Write the pages, the scores and the picture."""
     answers, (longer,) = answer(), answer([LONGER])
-    written = files(answers, longer)
+    written = files(answers, longer, answer(ROLE_QUESTIONS))
     for path, text in written.items():
         write_text(path, text)
     if written:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.experiments.pages.questions import LONGER, answer
+from mtkit.experiments.pages.questions import LONGER, ROLE_QUESTIONS, answer
 from mtkit.experiments.pages.write import DOCS, SCORES, files, main
 from tests.experiments.pages.results import pack, unpack
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_committed_files_are_what_the_results_make() -> None:
-    made = files(answer(), answer([LONGER])[0])
+    made = files(answer(), answer([LONGER])[0], answer(ROLE_QUESTIONS))
     assert list(made) == [DOCS / "choose.md", DOCS / "slow-learners.md", DOCS / "claims.md", SCORES]
     for path, text in made.items():
         assert (ROOT / path).read_text(encoding="utf-8") == text
