@@ -149,16 +149,18 @@ def _roles(roles: Sequence[Question]) -> list[str]:
     if not roles:
         return []
     numbers = {question.role: counts(question) for question in roles if question.column == "token"}
-    worse = [f"{of[-1]} of {of[0]} mechanisms in the {role}" for role, of in numbers.items()]
+    worse = {role: f"{of[-1]} of {of[0]}" for role, of in numbers.items()}
     twice = [question for question in roles if question.column != "token"]
     best = max(twice, key=lambda question: by_score(question.measured.values())[0].score.mean)
-    top, full = by_score(best.measured.values())[0], best.measured["full"]
+    names = ", ".join(f"`{entry.name}` {score(entry)}" for entry in by_score(best.measured.values())[:MOST])
     return [
-        "- **Change the attention to the source last.** Worse than `full` on `select`, if they replace it in one role "
-        f"only, are {', '.join(worse)} ([roles.md](roles.md)). `--encoder-attention` and `--decoder-attention` "
-        "change one role.",
-        f"- **For longer sources than in training**, the best change of one role is `{top.name}` in the {best.role}: "
-        f"{score(top)} on `select 2x`, and `full` has {full.score.mean:.1f}.",
+        "- **Change the attention to the source last.** With `full` in the other roles, worse than `full` on `select` "
+        f"are {worse['decoder']} mechanisms in the decoder, {worse['encoder']} in the encoder and {worse['cross']} in "
+        "the attention to the source ([roles.md](roles.md)). `--encoder-attention` and `--decoder-attention` change "
+        "one role.",
+        f"- **If sources are longer than in training**, the best on `select 2x` are, in the {best.role} only: {names}; "
+        f"`full` has {best.measured['full'].score.mean:.1f}. The papers of some do not have this role "
+        "([roles.md](roles.md)).",
     ]
 
 

@@ -41,8 +41,11 @@ def test_the_page_needs_all_roles_and_two_seeds(results: Path) -> None:
     written = files(answer(), answer([LONGER])[0], answer(ROLE_QUESTIONS))
     assert results / "roles.md" in written
     choose = written[results / "choose.md"]
-    assert "0 of 74 mechanisms in the encoder, 0 of 71 mechanisms in the decoder, 1 of 43 mechanisms" in choose
-    assert "the best change of one role is `band` in the decoder: 97.0 + on `select 2x`, and `full` has 90.0" in choose
+    assert (
+        "0 of 71 mechanisms in the decoder, 0 of 74 in the encoder and 1 of 43 in the attention to the source" in choose
+    )
+    assert "the best on `select 2x` are, in the decoder only: `band` 97.0 +, " in choose
+    assert "; `full` has 90.0. " in choose
     text = unpack(results / "roles.jsonl.gz")
     pack(
         results / "roles.jsonl.gz", "".join(line for line in text.splitlines(keepends=True) if '@cross.2"' not in line)
