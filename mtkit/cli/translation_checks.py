@@ -1,4 +1,4 @@
-"""Checks of the options of `mtkit translate`, before anything is read."""
+"""Check the options of `mtkit translate` before anything is read."""
 
 import os
 import stat

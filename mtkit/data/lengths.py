@@ -66,7 +66,7 @@ class Lengths(BaseModel):
     percentiles: dict[int, Count]
     """Percentiles of the source length, in pieces."""
     sentences: dict[int, Count] = {}
-    """Number of sources of a sample by their number of sentences."""
+    """Number of sampled sources by their number of sentences."""
 
     @model_validator(mode="after")
     def _percentiles_go_with_pairs(self) -> Self:

@@ -43,7 +43,7 @@ def score_words(tokenizer: Tokenizer, text: str, forced: Forced) -> WordScores:
 
 
 def _complete(shares: np.ndarray) -> np.ndarray:
-    """Return the shares of pieces in words (pieces, words), completed: the shares of each piece sum to 1."""
+    """Return shares of pieces in words (pieces, words) that sum to 1 for each piece."""
     sums = shares.sum(1, keepdims=True)
     complete = shares / np.where(sums > 0, sums, 1)
     word = shares.shape[1] - 1

@@ -1,7 +1,7 @@
 """Outputs of layer norms that are computed again in the backward pass instead of being kept for it.
 
 A norm keeps its input for its own gradient, and each linear map that reads its output keeps the output, although the
-output is a function of the input. Computing it again takes 0.4% of an update of the Transformer (preset `small`).
+output is a function of the input. With preset `small` and `full`, computing it again takes 0.4% of an update.
 """
 
 from collections.abc import Callable

@@ -227,8 +227,8 @@ class _Placing:
     def _place(self, element: Element, low: int, high: int, taken: Iterable[tuple[int, int]]) -> int:
         """The target word before which an element without words is placed, outside of its siblings."""
         word = bisect_left(self._source_spans, element.begin, key=lambda span: span[0])
-        before = bisect_left(self._linked, word)
-        linked = self._targets[self._linked[before - 1]] + 1 if before else 0
+        linked_words = bisect_left(self._linked, word)  # those before it
+        linked = self._targets[self._linked[linked_words - 1]] + 1 if linked_words else 0
         place = min(max(linked, low), high)
         return next((last for first, last in taken if first < place < last), place)
 

@@ -78,7 +78,7 @@ class FeatureAttention(HeadAttention):
         return None
 
     def weights_of_loop(self) -> NDArray[np.float32]:
-        """The directions in the layout of the loop of `looped_features`, which decoding keeps until they change."""
+        """Return the directions as the loop of `looped_features` reads them; decoding keeps them until they change."""
         raise NotImplementedError
 
     @property

@@ -148,8 +148,8 @@ class DecayedAttention(HeadAttention):
         mixed: Sequence[Tensor] | None = None
         if self.convolution is not None:
             newest = upcast(torch.cat([*projected], dim=-1))
-            convolved, before = self.convolution.newest(state["inputs"].flatten(0, 1), newest)
-            state["inputs"] = before.unflatten(0, query.shape[:2])
+            convolved, kept = self.convolution.newest(state["inputs"].flatten(0, 1), newest)
+            state["inputs"] = kept.unflatten(0, query.shape[:2])
             mixed = convolved.split([x.shape[-1] for x in projected], dim=-1)
         position = position_of(state["count"] - 1, query.device)
         terms, v = self._terms(projected, rows, None, mixed=mixed, position=position)

@@ -154,11 +154,11 @@ def _roles(roles: Sequence[Question]) -> list[str]:
     best = max(twice, key=lambda question: by_score(question.measured.values())[0].score.mean)
     names = ", ".join(f"`{entry.name}` {score(entry)}" for entry in by_score(best.measured.values())[:MOST])
     return [
-        "- **Change the attention to the source last.** With `full` in the other roles, worse than `full` on `select` "
-        f"are {worse['decoder']} mechanisms in the decoder, {worse['encoder']} in the encoder and {worse['cross']} in "
-        "the attention to the source ([roles.md](roles.md)). `--encoder-attention` and `--decoder-attention` change "
-        "one role.",
-        f"- **If sources are longer than in training**, the best on `select 2x` are, in the {best.role} only: {names}; "
+        "- **Change the attention to the source last.** On `select`, with `full` in the other roles, "
+        f"{worse['decoder']} mechanisms are worse than `full` in the decoder, {worse['encoder']} in the encoder, and "
+        f"{worse['cross']} in the attention to the source ([roles.md](roles.md)). `--encoder-attention` and "
+        "`--decoder-attention` change one role.",
+        f"- **If sources are longer than in training**: the best on `select 2x`, in the {best.role} only, are {names}; "
         f"`full` has {best.measured['full'].score.mean:.1f}. The papers of some do not have this role "
         "([roles.md](roles.md)).",
     ]

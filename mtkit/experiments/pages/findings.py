@@ -1,6 +1,6 @@
 """Findings from the committed results of the studies, by mechanism: scores, tests against `full`, verdicts on claims.
 
-studies/results/NAME.jsonl.gz has the rows of the study NAME, as `mtkit compare` writes them. claims.yaml beside it has
+studies/results/NAME.jsonl.gz has the rows of the study NAME, as `mtkit compare` writes them. The file claims.yaml has
 the claim of each mechanism's paper, and the task of a study that would show it.
 """
 
@@ -88,7 +88,7 @@ def load(name: str) -> tuple[Study, list[Row]]:
 
 
 def mechanism_and_role(entry: Entry) -> tuple[str, str | None]:
-    """Return an entry's mechanism, and the role that it plays alone; None for the roles of its paper."""
+    """Return an entry's mechanism, and its only role; None for the roles of its paper."""
     attention = entry.settings["attention"]
     if "name" in attention:
         return str(attention["name"]), None

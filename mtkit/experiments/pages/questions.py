@@ -33,7 +33,7 @@ class Question:
     task: str | None
     column: str
     role: str | None = None
-    """The role that the mechanisms of the study play alone, with `full` in the others; None for the paper's roles."""
+    """The only role of the study's mechanisms, with `full` in the others; None for the roles of their papers."""
     measured: Mapping[str, Measured] = field(default_factory=dict)
     """The mechanisms by name; empty before there are results."""
     total: int = 0
@@ -192,7 +192,7 @@ def scores_object(shown: Sequence[Question], roles: Sequence[Question] = ()) -> 
 
 
 def counts(question: Question) -> tuple[int, int, int, int]:
-    """Return the number of mechanisms beside `full`, and of those: better than `full`, as good, and worse."""
+    """Return the number of mechanisms other than `full`, and how many are better than `full`, as good, and worse."""
     marks = [entry.mark for name, entry in question.measured.items() if name != "full"]
     return len(marks), marks.count("+"), marks.count("=") + marks.count("≡"), marks.count("-")
 
