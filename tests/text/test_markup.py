@@ -45,12 +45,36 @@ def links(text: str) -> Links:
         ("I <b>love</b> you", "我爱你。", "0-0 1-1 2-2", "我<b>爱</b>你。"),
         ("<b>a</b> b", "A B", "", "<b></b>A B"),
         ("a<br>b <!-- <b> -->", "a b", "0-0 1-1", "a <br>b<!-- <b> -->"),
+        ("<b>लड़की</b>।", "लड़की।", "0-0", "<b>लड़की</b>।"),
     ],
 )
 def test_tags_enclose_the_words_that_are_linked_to_theirs(line: str, target: str, by: str, expected: str) -> None:
     marked = parse(line)
     assert marked.is_nested
     assert restore(marked, target, links(by)) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "target", "by", "expected"),
+    [
+        ("Hi {name}, you", "Hallo Name, du", "1-0 1-1 1-2", "{name} Hallo Name, du"),
+        ("I see %s", "s da sehe s", "2-0 1-1 2-3", "%s da sehe s"),
+        ("I see {x} and {x}", "x und y z", "2-0 2-1 3-2", "{x} x und y {x} z"),
+        ("Hi {name}", "Oh „Name“!", "0-0 1-1", "Oh „{name}“!"),
+        ("({name}) x", "(Name) x", "0-0 1-1", "({name}) x"),
+        ("At http://{host}/x", "Bei http://Wirt/x", "0-0 1-1", "Bei http://{host}/x"),
+        ("{first}/{last} x", "Erst/Letzt x", "0-0 1-1", "{first} {last} Erst/Letzt x"),
+        ("{n}/{m} <b>{n} x</b>", "{n}/{m} {n} x", "2-2 2-0", "{n}/{m} <b>{n} x</b>"),
+        ("{name}'s dog", "Names Hund", "0-0 1-1", "{name}s Hund"),
+        ("a {name} b", "A B", "0-0 2-1", "A {name} B"),
+        ("你好{name}。", "Hi {name}.", "0-0 3-1", "Hi {name}."),
+        ("Hi, {user}!", "你好，用户！", "0-0 0-1 0-2 1-3 1-4 1-5", "你好，{user}！"),
+        ('<i translate="no">Big Ben</i> is old', "Alt", "0-0 2-0", '<i translate="no">Big Ben</i>'),
+        ('<i translate="no">Ben</i> is old', "Ben ist alt", "0-0 0-1 0-2", '<i translate="no">Ben</i> Ben ist alt'),
+    ],
+)
+def test_what_stays_replaces_its_copy_or_a_fair_share_of_words(line: str, target: str, by: str, expected: str) -> None:
+    assert restore(parse(line), target, links(by)) == expected
 
 
 @pytest.mark.parametrize("line", ["<b>a <i>b</b> c</i>", "a</b>", "<p>a", "<b>a <i>b</b>"])
