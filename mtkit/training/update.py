@@ -58,7 +58,7 @@ class Updater:
                 raise RunError("training.shard cannot scale losses as float16 needs it; set --precision bfloat16")
             self._sharded = ShardedModel(model, world, recipe.training.sum_gradients_in, self._blank_objective)
         self._reduction = self._sharded or build_reduction(model, world, recipe.training.sum_gradients_in)
-        self.optimizer = build_optimizer(model, recipe.training)
+        self.optimizer = build_optimizer(model, recipe.training, world.size)
         self.objective = Objective(recipe.training, world.device)
         self.low_weights = LowWeights(model)
         self.average: MovingAverage | None = None

@@ -1,10 +1,12 @@
 """The optimisers and their state, clipping, and steps."""
 
+import math
 from collections.abc import Mapping, Sequence
 from inspect import unwrap
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from mtkit.errors import RunError
@@ -47,7 +49,8 @@ class Muon(_Uncompiled):
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024
     (kellerjordan.github.io/posts/muon). With the momentum M <- m M + (1 - m) G of a matrix's gradients G, and
     Nesterov's m M + (1 - m) G = U S V^T, the update is nearly U V^T: directions with small gradients are learned as
-    fast as directions with large ones. It takes 15 products of the matrix's size.
+    fast as directions with large ones. It takes 15 products of the matrix's size, which processes that train together
+    share.
 
     `torch.optim.Muon` always multiplies in bfloat16, one matrix at a time, and cannot skip a step by `found_inf`.
     """
@@ -59,13 +62,17 @@ class Muon(_Uncompiled):
     found_inf: Tensor | None = None
     """A scalar; if it is not 0, the step changes nothing."""
 
-    def __init__(self, matrices: Sequence[Tensor], others: AdamW, *, rate: float, decay: float) -> None:
+    def __init__(
+        self, matrices: Sequence[Tensor], others: AdamW, *, rate: float, decay: float, processes: int = 1
+    ) -> None:
         """`rate` is the matrices' rate at a learning rate of 1; `decay` the weight decay, in learning rates.
+
+        `processes` is the number of processes that train together; all call `step` with the same gradients.
 
         A matrix (A, B) moves by its rate times sqrt(max(1, A / B)) along each singular direction.
         """
         super().__init__([{"params": list(matrices), "lr": 1.0, "decay": decay}], {})
-        self._matrices, self._others, self._rate = self.param_groups[0], others, rate
+        self._matrices, self._others, self._rate, self._processes = self.param_groups[0], others, rate, processes
         self.param_groups += others.param_groups  # the same objects, so that both read the learning rate
         others.state = self.state
 
@@ -89,7 +96,8 @@ class Muon(_Uncompiled):
             if decay:
                 torch._foreach_mul_(matrices, 1.0 - applied * (rate * decay))
             step = applied * (-rate * self._rate * max(1.0, rows / columns) ** 0.5)
-            torch._foreach_add_(matrices, list((orthogonalize(nesterov).to(matrices[0].dtype) * step).unbind()))
+            updates = orthogonalize_together(nesterov, self._processes).to(matrices[0].dtype)
+            torch._foreach_add_(matrices, list((updates * step).unbind()))
 
     def _momentum(self, matrix: Tensor) -> Tensor:
         state: dict[str, Tensor] = self.state[matrix]
@@ -113,6 +121,18 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
+def orthogonalize_together(matrices: Tensor, processes: int) -> Tensor:
+    """`orthogonalize` of the same matrices (N, A, B) in all processes, each of which computes an equal part."""
+    if processes == 1:
+        return orthogonalize(matrices)
+    share = math.ceil(len(matrices) / processes)
+    part = matrices[share * dist.get_rank() :][:share]
+    part = orthogonalize(nn.functional.pad(part, (0, 0, 0, 0, 0, share - len(part))))  # gathered parts have equal sizes
+    gathered = part.new_empty(share * processes, *part.shape[1:])
+    dist.all_gather_into_tensor(gathered, part.contiguous())
+    return gathered[: len(matrices)]
+
+
 def matrices_of(model: nn.Module) -> list[Tensor]:
     """Return the trained weights of a network's linear layers, except the output projection."""
     output = getattr(model, "output", None)
@@ -124,8 +144,10 @@ def matrices_of(model: nn.Module) -> list[Tensor]:
 Optimizer = AdamW | Muon
 
 
-def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Optimizer:
+def build_optimizer(model: nn.Module, settings: TrainingSettings, processes: int = 1) -> Optimizer:
     """AdamW (Loshchilov and Hutter, 2019) over the trained parameters, or Muon and AdamW.
+
+    `processes` is the number of processes that train together.
 
     Matrices decay; vectors and scalars do not, nor do parameters that a module names as `undecayed`
     (`mtkit.attention.contract`). Fused: one pass over parameters, gradients and moments, on the CPU too.
@@ -148,7 +170,8 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Optimizer:
     )
     if not matrices:
         return adamw
-    return Muon(matrices, adamw, rate=settings.muon_rate / settings.peak_rate, decay=settings.weight_decay)
+    rate = settings.muon_rate / settings.peak_rate
+    return Muon(matrices, adamw, rate=rate, decay=settings.weight_decay, processes=processes)
 
 
 def clip_gradients(optimizer: Optimizer, precision: Precision, clip_norm: float) -> Tensor:

@@ -37,10 +37,11 @@ def trained(recipe: Recipe, folder: Path, overlapped: bool = False) -> list[str]
         (2, False, {"freeze": ["embeddings", "decoder.0.self_attention"]}),
         (2, True, {"freeze": ["embeddings", "decoder.0.self_attention"]}),
         (3, True, {}),
+        (2, False, {"optimizer": "muon"}),
         (2, False, {"shard": True, "ema": 0.9, "average_last": 2}),
         (3, False, {"shard": True, "freeze": ["embeddings", "decoder.0.self_attention"]}),
     ],
-    ids=["flat", "flat-frozen", "overlapped-frozen", "overlapped", "split", "split-frozen"],
+    ids=["flat", "flat-frozen", "overlapped-frozen", "overlapped", "muon", "split", "split-frozen"],
 )
 def test_processes_give_what_one_gives_on_the_same_global_batches(
     processes: int, overlapped: bool, changes: dict[str, Any], prepared: Prepared, tmp_path: Path

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from mtkit.errors import RecipeError
 from mtkit.model.build import build_model
 from mtkit.recipe import TrainingSettings, load_recipe, make_recipe
+from mtkit.training.optimization import optimizer as optimizers
 from mtkit.training.optimization.optimizer import (
     MOMENTUM,
     Optimizer,
@@ -14,9 +15,12 @@ from mtkit.training.optimization.optimizer import (
     clip_gradients,
     matrices_of,
     orthogonalize,
+    orthogonalize_together,
     take_step,
 )
 from mtkit.training.precision import Precision
+from mtkit.training.world import World
+from tests.processes import together
 
 CPU = torch.device("cpu")
 MUON = TrainingSettings(optimizer="muon", muon_rate=0.02, peak_rate=0.1)
@@ -68,6 +72,33 @@ def test_singular_values_come_near_one() -> None:
     values = torch.linalg.svdvals(orthogonalize(u @ s.diag() @ v))
     assert values.min() > 0.65
     assert values.max() < 1.2
+
+
+def shared(matrices: Tensor, autocast: bool) -> tuple[Tensor, int]:
+    """Orthogonalises in this process's world, and gives how many matrices this process itself computed with."""
+    computed = []
+    original = optimizers.orthogonalize
+
+    def counted(part: Tensor) -> Tensor:
+        computed.append(len(part))
+        return original(part)
+
+    optimizers.orthogonalize = counted
+    with World("cpu") as world, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        return orthogonalize_together(matrices, world.size), sum(computed)
+
+
+@pytest.mark.parametrize(("processes", "count"), [(2, 4), (2, 5), (3, 1)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_processes_share_the_matrices_and_all_get_the_same(processes: int, count: int, autocast: bool) -> None:
+    matrices = torch.randn(count, 6, 4)
+    found = together(processes, shared, matrices, autocast)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        expected = orthogonalize(matrices)
+    for each, computed in found:
+        assert computed == -(-count // processes)
+        assert torch.equal(each, found[0][0])
+        torch.testing.assert_close(each, expected)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
