@@ -48,7 +48,7 @@ def looped_choice(how: How, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class _LoopedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: How, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from mtkit.attention.kernels.cpu.compressed_loops import write_reads
+        from mtkit.attention.kernels.cpu.blas.compressed_loops import write_reads
 
         ctx.how, ctx.keys, rest = how, k.shape[1], -k.shape[1] % KEYS_TOGETHER
         q, k, v = by_token(q), *(F.pad(x.detach(), (0, 0, 0, rest)).contiguous() for x in (k, v))
@@ -66,7 +66,7 @@ class _LoopedSoftmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        from mtkit.attention.kernels.cpu.compressed_loops import write_gradients
+        from mtkit.attention.kernels.cpu.blas.compressed_loops import write_gradients
 
         q, k, v, out, log_sum = ctx.saved_tensors
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)

@@ -22,7 +22,7 @@ class LoopedSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, from_end: bool, chunk: int, *terms: Tensor) -> Tensor:
-        from mtkit.attention.kernels.cpu.decay_loops import write_reads
+        from mtkit.attention.kernels.cpu.blas.decay_loops import write_reads
 
         """Return the outputs of q, k, v, decay and, if values are corrected, beta."""
         q, k, v, decay, *others = (by_token(x) for x in terms)
@@ -39,7 +39,7 @@ class LoopedSums(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        from mtkit.attention.kernels.cpu.decay_loops import write_gradients
+        from mtkit.attention.kernels.cpu.blas.decay_loops import write_gradients
 
         q, k, decay, beta, z, states = ctx.saved_tensors
         gradients = [torch.empty_like(x) for x in (q, k, z, decay, beta)]

@@ -47,7 +47,7 @@ class LoopedPart:
         return d_q.transpose(1, 2), d_k, d_v
 
     def _run(self, loop: str, q: Tensor, k: Tensor, v: Tensor, scale: float, *tensors: Tensor) -> None:
-        from mtkit.attention.kernels.cpu import chosen_loops
+        from mtkit.attention.kernels.cpu.blas import chosen_loops
 
         terms = (by_token(q), self._in_blocks(k), self._in_blocks(v), self._chosen, self._hidden)
         arrays, more = ([x.numpy() for x in some] for some in (terms, tensors))

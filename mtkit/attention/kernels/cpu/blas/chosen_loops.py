@@ -3,17 +3,16 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.attention.kernels.cpu.compressed_loops import (
+from mtkit.attention.kernels.cpu.blas.column_softmax import (
     FAR,
     LEAST,
     TOGETHER,
-    multiply_all,
     replace_d_weights,
     replace_scores,
     write_means,
     write_weights,
 )
-from mtkit.attention.kernels.cpu.decay_loops import add, transpose
+from mtkit.attention.kernels.cpu.blas.matrices import add, multiply_all, transpose
 from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, part
 
 Choices = NDArray[np.int64]

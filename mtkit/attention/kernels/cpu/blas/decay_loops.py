@@ -9,8 +9,19 @@ below the diagonal and P = E * Q K^T,
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mtkit.attention.kernels.cpu.blas.matrices import (
+    add,
+    add_dots,
+    add_scaled,
+    dots,
+    load,
+    multiply,
+    scale,
+    store,
+    subtract_all,
+    transpose,
+)
 from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, exponential, part
 
 LOWEST, LEAST = np.float32(-1e4), -40.0
@@ -21,98 +32,6 @@ LOWEST, LEAST = np.float32(-1e4), -40.0
 def share(exponent: float) -> np.float32:
     """Return exp(exponent) for exponents of at most 0."""
     return exponential(np.float32(exponent)) if exponent > LEAST else np.float32(0)
-
-
-@part
-def load(x: Floats, b: int, h: int, first: int, step: int, rows: Floats) -> None:
-    """Copy the rows (c, K) of positions first, first + step, ... of x (B, T, H, K); zeros beyond its ends."""
-    for i in range(len(rows)):
-        t = first + i * step
-        row, real = rows[i], 0 <= t < x.shape[1]
-        read = x[b, t if real else 0, h]
-        for j in range(len(row)):
-            row[j] = read[j] if real else np.float32(0)
-
-
-@part
-def store(x: Floats, b: int, h: int, first: int, step: int, rows: Floats) -> None:
-    """Copy rows (c, K) to the positions of x (B, T, H, K) from which `load` takes them."""
-    for i in range(len(rows)):
-        t = first + i * step
-        if 0 <= t < x.shape[1]:
-            row, written = rows[i], x[b, t, h]
-            for j in range(len(row)):
-                written[j] = row[j]
-
-
-@part
-def scale(rows: Floats, factors: Floats, out: Floats) -> None:
-    """Write rows (c, K) times factors (c, n), n from 1: only the first column is read."""
-    for i in range(len(rows)):
-        factor = factors[i, 0]
-        for j in range(rows.shape[1]):
-            out[i, j] = factor * rows[i, j]
-
-
-@part
-def add_scaled(rows: Floats, factors: Floats, sign: np.float32, out: Floats) -> None:
-    """Add sign times rows (c, K) times factors (c, n)."""
-    for i in range(len(rows)):
-        factor = sign * factors[i, 0]
-        for j in range(rows.shape[1]):
-            out[i, j] += factor * rows[i, j]
-
-
-@part
-def transpose(x: Floats, out: Floats) -> None:
-    for j in range(x.shape[1]):
-        for i in range(x.shape[0]):
-            out[j, i] = x[i, j]
-
-
-@part
-def multiply(x: Floats, y: Floats, out: Floats) -> None:
-    """Write x * y, (c, c)."""
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            out[i, j] = x[i, j] * y[i, j]
-
-
-@part
-def subtract_all(x: Floats, out: Floats) -> None:
-    """Subtract x from out, matrices."""
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            out[i, j] -= x[i, j]
-
-
-@part
-def add(x: Floats, out: Floats) -> None:
-    """Add x to out, matrices."""
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            out[i, j] += x[i, j]
-
-
-@part
-def add_dots(x: Floats, y: Floats, sign: np.float32, out: NDArray[np.float64]) -> None:
-    """Add sign times the dot products of x's and y's rows, (c, K), to out (c,)."""
-    for i in range(len(x)):
-        total = np.float32(0)
-        for j in range(x.shape[1]):
-            total += x[i, j] * y[i, j]
-        out[i] += sign * total
-
-
-@part
-def dots(x: Floats, y: Floats) -> float:
-    """Return the sum of two matrices' elementwise products."""
-    by_row = np.zeros(len(x), np.float64)
-    add_dots(x, y, np.float32(1), by_row)
-    total = 0.0
-    for i in range(len(x)):
-        total += by_row[i]
-    return total
 
 
 @part

@@ -1,19 +1,18 @@
-"""Loops of attention to compressed blocks, with the importance of the token blocks that contain them.
-
-Each query is a column: the scores (keys, queries) of `TOGETHER` queries stay in the processor's second cache,
-and a softmax over keys takes no sum across a vector register. The products are small ones of BLAS.
-"""
+"""Loops of attention to compressed blocks, with the importance of the token blocks that contain them."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.attention.kernels.cpu.decay_loops import add, load, store, transpose
-from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, exponential, part
-
-TOGETHER = 64
-"""Queries, and keys, of a product."""
-FAR, LEAST = np.float32(-1e30), np.float32(-5e29)
-"""Score of a hidden key, and a lower bound of others."""
+from mtkit.attention.kernels.cpu.blas.column_softmax import (
+    FAR,
+    TOGETHER,
+    replace_d_weights,
+    replace_scores,
+    write_means,
+    write_weights,
+)
+from mtkit.attention.kernels.cpu.blas.matrices import add, load, multiply_all, store, transpose
+from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, part
 
 Counts = NDArray[np.int64]
 
@@ -39,37 +38,6 @@ def write_scores(
 
 
 @part
-def shown(score: np.float32, log_sum: np.float32) -> np.float32:
-    """Return exp(score - log_sum), exactly 0 for a hidden key, which must not change any gradient."""
-    weight = exponential(score - log_sum)
-    return weight if score > LEAST else np.float32(0)
-
-
-@part
-def write_weights(scores: Floats, count: int, log_sum: Floats) -> None:
-    """Replace scores (keys, queries) by the softmax over keys, zero without a key, and write its log-sum-exp."""
-    queries = scores.shape[1]
-    top, total = np.full(queries, FAR, np.float32), np.zeros(queries, np.float32)
-    for p in range(count):
-        row = scores[p]
-        for i in range(queries):
-            top[i] = max(top[i], row[i])
-    for p in range(count):
-        row = scores[p]
-        for i in range(queries):
-            row[i] = shown(row[i], top[i])
-            total[i] += row[i]
-    for i in range(queries):
-        seen = top[i] > LEAST
-        log_sum[i, 0] = top[i] + np.log(total[i]) if seen else -FAR
-        total[i] = np.float32(1) / total[i] if seen else np.float32(0)
-    for p in range(count):
-        row = scores[p]
-        for i in range(queries):
-            row[i] *= total[i]
-
-
-@part
 def add_importance(weights: Floats, count: int, inside: int, of_block: int, total: Floats) -> None:
     """Add the weights (keys, queries) to total (blocks, queries): a key counts once for each stride in a block."""
     for p in range(count):
@@ -88,13 +56,6 @@ def visible(seen: int, first: int, size: int, stride: int) -> int:
     if stride > 0:
         count = min(count, max((first + TOGETHER - size) // stride + 1, 0))
     return -(-count // TOGETHER) * TOGETHER
-
-
-@part
-def multiply_all(rows: Floats, factor: np.float32) -> None:
-    for i in range(rows.shape[0]):
-        for j in range(rows.shape[1]):
-            rows[i, j] *= factor
 
 
 @part
@@ -157,34 +118,6 @@ def write_reads(
             for i in range(min(TOGETHER, end - t)):
                 for m in range(total.shape[0]):
                     importance[n, t - begin + i, m] = total[m, i]
-
-
-@part
-def replace_scores(scores: Floats, count: int, log_sum: Floats) -> None:
-    """Replace scores by weights, from the log-sum-exp of each query."""
-    for p in range(count):
-        row = scores[p]
-        for i in range(len(row)):
-            row[i] = shown(row[i], log_sum[i, 0])
-
-
-@part
-def write_means(outputs: Floats, d_outputs: Floats, mean: Floats) -> None:
-    """Write the dot products of output rows with their gradients; they are means of the weights' gradients."""
-    for i in range(len(mean)):
-        total = np.float32(0)
-        for j in range(outputs.shape[1]):
-            total += outputs[i, j] * d_outputs[i, j]
-        mean[i] = total
-
-
-@part
-def replace_d_weights(d_weights: Floats, weights: Floats, mean: Floats) -> None:
-    """Replace the gradients of weights (keys, queries) by the gradients of scores."""
-    for p in range(len(weights)):
-        d_row, row = d_weights[p], weights[p]
-        for i in range(len(row)):
-            d_row[i] = (d_row[i] - mean[i]) * row[i]
 
 
 @compiled(
