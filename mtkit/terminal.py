@@ -138,6 +138,16 @@ def shortened(text: str, most: int = 200) -> str:
     return _ACTING.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+def short(number: float, digits: int = 3, gap: str = "") -> str:
+    """Format a number in about `digits` digits with a unit prefix after the gap: 950, 1.2k, 7.1M, 3G."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        shown = f"{number:.{digits}g}"
+        if abs(float(shown)) < 1000 or prefix == "P":
+            return f"{shown}{gap}{prefix}" if prefix else shown
+        number /= 1000
+    raise AssertionError
+
+
 def _sides(rows: Rows, left: Collection[int]) -> list[str]:
     return ["left" if column in left else "right" for column in range(len(rows[0]))]
 

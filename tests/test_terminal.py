@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from mtkit.terminal import aligned, markdown, shortened, stderr_is_terminal, stdout_width, wrapped
+from mtkit.terminal import aligned, markdown, short, shortened, stderr_is_terminal, stdout_width, wrapped
 
 
 class Terminal(io.StringIO):
@@ -119,3 +119,13 @@ def test_no_text_acts_on_the_terminal() -> None:
     assert shortened("Maß, 他, \u0646\u200c\u0647, \U0001f469\u200d\U0001f680") == (
         "Maß, 他, \u0646\u200c\u0647, \U0001f469\u200d\U0001f680"
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (0.25, "0.25"), (999, "999"), (999.7, "1k"), (1234, "1.23k"), (7.1e6, "7.1M"), (3e18, "3e+03P")],
+)
+def test_numbers_are_short(number: float, text: str) -> None:
+    assert short(number) == text
+    prefix = text[-1] if text[-1].isalpha() else ""
+    assert short(number, gap=" ") == (f"{text[:-1]} {prefix}" if prefix else text)

@@ -16,10 +16,10 @@ def table(benchmark: TrainingBenchmark) -> str:
     compares with the first precision of the same attention.
     """
     recipe, plan, base = benchmark.recipe, benchmark.plan, base_of(benchmark)
-    beside = _beside(benchmark)
+    beside, updates = _beside(benchmark), f"{plan.updates} update{'s' if plan.updates > 1 else ''}"
     head = (
         f"training, preset {recipe.preset}, batches of at most {recipe.training.batch_tokens:,} padded tokens"
-        f"{f' x {recipe.training.accumulate}' if recipe.training.accumulate > 1 else ''}, {plan.updates} updates after "
+        f"{f' x {recipe.training.accumulate}' if recipe.training.accumulate > 1 else ''}, {updates} after "
         f"{plan.warmup} of warm-up, in turns of {TURN}, on {hardware(benchmark.device)}"
         f"{f' each of {benchmark.processes} processes' if benchmark.processes > 1 else ''}\n"
         f"(real target tokens/s; ×: relative to {label_of(base)}; share: necessary operations in the measured rate)"

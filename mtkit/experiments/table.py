@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from mtkit.evaluation.statistics import Statistics
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.rows import Row, final_rows
 from mtkit.memory import in_words
+from mtkit.terminal import short
 
 LOWER_IS_BETTER = ("TER", "loss")
 
@@ -35,14 +37,6 @@ def _timing(key: str, title: str, value: Callable[[Row], float | None], digits: 
     return Column(key, title, value, lambda number: f"{number:,.{digits}f}", timed=True)
 
 
-def _scaled(number: float) -> str:
-    """Format a large count in three digits: "7.14 M"."""
-    for power, letter in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if abs(number) >= 10**power:
-            return f"{number / 10**power:.3g} {letter}"
-    return f"{number:.0f}"
-
-
 def _state(length: str) -> Column:
     return Column(
         f"state-{length}",
@@ -57,7 +51,7 @@ COSTS = {
     for column in (
         Column("loss", "loss", lambda row: row["valid"].get("nll"), lambda number: f"{number:.3f}"),
         Column("parameters", "parameters", lambda row: row["parameters"], lambda number: f"{number:,.0f}"),
-        Column("flops", "training FLOPs/token", lambda row: row.get("flops_per_token"), _scaled),
+        Column("flops", "training FLOPs/token", lambda row: row.get("flops_per_token"), partial(short, gap=" ")),
         _state("100"),
         _state("1000"),
         _timing("training", "training tokens/s", lambda row: row["training"]["tokens_per_second"]),

@@ -173,6 +173,7 @@ def test_speed_is_the_mean_and_the_middle_turn() -> None:
 def test_the_report_compares_with_the_other_program(benchmark: TrainingBenchmark) -> None:
     text, content = table(benchmark), as_object(benchmark)
     assert "×: relative to other full float32" in text
+    assert ", 1 update after 3 of warm-up" in table(replace(benchmark, plan=Plan(updates=1, warmup=3)))
     assert [row["times_base"] for row in content["rows"]][2] == 1.0
     assert content["rows"][0]["tokens_per_second"] == benchmark.rows[0].speed
     assert [own for *_, own in bars(benchmark).speeds] == [True, True, False]

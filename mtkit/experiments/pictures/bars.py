@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtkit.experiments.pictures.canvas import FAINT, INK, entitle, new_figure, shortened
-from mtkit.experiments.pictures.points import Point, omissions, scale_of, scored, short, to_label
+from mtkit.experiments.pictures.points import Point, omissions, scale_of, scored, to_label
+from mtkit.terminal import short
 
 COLOR = "#0072b2"
 TALL = 30

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mtkit.terminal import short
+
 PERCENT = ("BLEU", "chrF", "exact", "token")
 """Metrics from 0 to 100, higher is better."""
 LOWER = ("TER", "loss")
@@ -150,16 +152,6 @@ def logarithmic(axes: Any, axis: str) -> None:
 def to_label(value: float, _: int | None = None) -> str:
     """Return the label of a tick with all digits of its value, so that near ticks have different labels."""
     return short(value, digits=6)
-
-
-def short(number: float, digits: int = 3) -> str:
-    """Return a number in at most `digits` + 1 digits with its unit prefix: 950, 1.2k, 7.1M, 3G."""
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        shown = f"{number:.{digits}g}"
-        if abs(float(shown)) < 1000 or prefix == "P":
-            return shown + prefix
-        number /= 1000
-    raise AssertionError
 
 
 def _ticks(low: float, high: float) -> list[float]:

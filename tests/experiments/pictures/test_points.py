@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from mtkit.experiments.pictures.points import Point, is_wide, listed, omissions, scale_of, scored, short, to_label
+from mtkit.experiments.pictures.points import Point, is_wide, listed, omissions, scale_of, scored, to_label
 from tests.experiments.pictures.points import point
 
 
@@ -86,14 +86,6 @@ def test_ticks_of_scores_do_not_crowd() -> None:
     assert len(ticks) > 5
     assert np.diff(places).min() >= 0.044 * (high - low)
     assert high - axes.transData.transform((100, 0))[0] < 0.1 * (high - low), "no empty room above 100"
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0"), (0.25, "0.25"), (999, "999"), (999.7, "1k"), (1234, "1.23k"), (7.1e6, "7.1M"), (3e18, "3e+03P")],
-)
-def test_numbers_are_short(number: float, text: str) -> None:
-    assert short(number) == text
 
 
 def test_labels_of_near_ticks_differ() -> None:
