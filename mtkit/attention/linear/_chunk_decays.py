@@ -5,7 +5,7 @@ term. True: they run from the last position back, and a token reads them without
 in this direction, up to t; key s has the share exp(L_t - L_s) in row t. No exponent of a share that counts is above 0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from typing import NamedTuple
@@ -14,15 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.linear._halved_products import (
+    are_weak,
+    exp_or_zero,
+    gradients_in_halves,
+    products_in_halves,
+    weak_block,
+)
+
 Directions = tuple[bool, ...]
 """`from_end` of each direction."""
 
 LOWEST = -1e4
 """Logarithm of a decay that counts as forgetting all: exp gives 0, and sums over a chunk keep their small terms."""
-LEAST = -40.0
-"""Exponents below give exactly 0. Products of a few such numbers would be below 1e-38, at which processors are slow."""
-WEAK = -20.0
-"""Lowest sum of a block's decays for which exp(L_t) and exp(-L_s) may be separate factors without loss of digits."""
 
 
 class Read(NamedTuple):
@@ -65,14 +69,15 @@ class HeadDecays(_Decays):
         super().__init__()
         self.directions, self.dtype, repeats = directions, decay.dtype, (chunks // len(decay), 1, 1)
         # differences of large sums in float32 would lose the small ones
-        exact = decay if _weak(decay.sum(1)) else decay.clamp(min=LOWEST).double()
+        exact = decay if are_weak(decay.sum(1)) else decay.clamp(min=LOWEST).double()
         self.totals = [sums_of(exact, from_end) for from_end in directions]
         ends = [_end(total, from_end) for total, from_end in zip(self.totals, directions, strict=True)]
-        self.reads = [_exp(total).to(decay.dtype).repeat(repeats) for total in self.totals]
+        self.reads = [exp_or_zero(total).to(decay.dtype).repeat(repeats) for total in self.totals]
         self.writes = [
-            _exp(end - total).to(decay.dtype).repeat(repeats) for end, total in zip(ends, self.totals, strict=True)
+            exp_or_zero(end - total).to(decay.dtype).repeat(repeats)
+            for end, total in zip(ends, self.totals, strict=True)
         ]
-        self.carried = [_exp(end).squeeze(1).to(decay.dtype).repeat(repeats[:2]) for end in ends]
+        self.carried = [exp_or_zero(end).squeeze(1).to(decay.dtype).repeat(repeats[:2]) for end in ends]
 
     def fresh(self) -> "HeadDecays":
         """Return the same decays for other rows."""
@@ -90,7 +95,7 @@ class HeadDecays(_Decays):
             else:  # differences of both halves of the digits are as exact as those in float64, in half the time
                 high = total.to(self.dtype)
                 low = (total - high).to(self.dtype)
-                shares = _exp((high - high.mT).add_(low).sub_(low.mT))
+                shares = exp_or_zero((high - high.mT).add_(low).sub_(low.mT))
             by_direction.append(_triangle(shares, from_end))
         return by_direction[0] if len(by_direction) == 1 else by_direction[0].add_(by_direction[1])
 
@@ -139,20 +144,19 @@ class HeadDecays(_Decays):
 class ChannelDecays(_Decays):
     """Decays of each channel of the keys, from logarithms (n, c, K): products sum over channels that decay apart.
 
-    If a block's decays are weak, exp(L_t) and exp(-L_s) are factors of its rows and keys. Between blocks, products are
-    formed between the halves of larger blocks, with both decays measured from the border of the halves.
+    If a chunk's decays are weak, exp(L_t) and exp(-L_s) are factors of its rows and keys.
     """
 
     def __init__(self, decay: Tensor, directions: Directions) -> None:
         super().__init__()
-        self.directions, self.is_weak = directions, _weak(decay.sum(1))
+        self.directions, self.is_weak = directions, are_weak(decay.sum(1))
         self.decay = decay = decay if self.is_weak else decay.clamp(min=LOWEST)
-        self.block = 0 if self.is_weak else _weak_block(decay)
+        self.block = 0 if self.is_weak else weak_block(decay)
         totals = [sums_of(decay, from_end) for from_end in directions]
         self.carried = [
-            _exp(_end(total, from_end)).squeeze(1) for total, from_end in zip(totals, directions, strict=True)
+            exp_or_zero(_end(total, from_end)).squeeze(1) for total, from_end in zip(totals, directions, strict=True)
         ]
-        self.reads = [total.exp_() if self.is_weak else _exp(total) for total in totals]
+        self.reads = [total.exp_() if self.is_weak else exp_or_zero(total) for total in totals]
 
     @cached_property
     def inverse(self) -> list[Tensor]:
@@ -161,7 +165,7 @@ class ChannelDecays(_Decays):
 
     @cached_property
     def writes(self) -> list[Tensor]:  # type: ignore[override]
-        return [_exp(_later(self.decay, from_end)) for from_end in self.directions]
+        return [exp_or_zero(_later(self.decay, from_end)) for from_end in self.directions]
 
     def key_rows(self, k: Tensor, direction: int) -> Tensor:
         """Return the keys (n, c, K) times exp(-L); computed once while `k` lives."""
@@ -211,8 +215,8 @@ class ChannelDecays(_Decays):
         if self.is_weak:
             return _triangle(self.read_rows(rows, direction) @ self.key_rows(k, direction).mT, from_end)
         if not from_end:
-            return _products_in_halves(rows, k, self.decay, self.block)
-        products = _products_in_halves(rows.flip(1), k.flip(1), self.decay.flip(1), self.block)
+            return products_in_halves(rows, k, self.decay, self.block)
+        products = products_in_halves(rows.flip(1), k.flip(1), self.decay.flip(1), self.block)
         return _triangle(products.flip(1, 2), from_end)
 
     def _gradients(self, direction: int, read: Read, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,12 +229,12 @@ class ChannelDecays(_Decays):
             d_keys = d_products.mT @ self.read_rows(rows, direction)
             return d_rows.mul_(self.reads[direction]), d_keys.mul_(self.inverse[direction])
         if from_end:
-            d_rows, d_keys = _gradients_in_halves(
+            d_rows, d_keys = gradients_in_halves(
                 rows.flip(1), k.flip(1), self.decay.flip(1), d_products.flip(1, 2), self.block
             )
             d_rows, d_keys = d_rows.flip(1), d_keys.flip(1)
         else:
-            d_rows, d_keys = _gradients_in_halves(rows, k, self.decay, d_products, self.block)
+            d_rows, d_keys = gradients_in_halves(rows, k, self.decay, d_products, self.block)
         if read.d_reads:
             d_rows.addcmul_(read.d_reads[direction], self.reads[direction])
         return d_rows, d_keys
@@ -257,10 +261,6 @@ def sums_of(x: Tensor, from_end: bool) -> Tensor:
     return torch.bmm((ones.triu_() if from_end else ones.tril_()).expand(len(x), -1, -1), x)
 
 
-def _exp(exponent: Tensor) -> Tensor:
-    return F.threshold(exponent, LEAST, -torch.inf).exp_()
-
-
 def _end(total: Tensor, from_end: bool) -> Tensor:
     return total[:, :1] if from_end else total[:, -1:]
 
@@ -274,90 +274,3 @@ def _later(decay: Tensor, from_end: bool) -> Tensor:
 def _triangle(products: Tensor, from_end: bool) -> Tensor:
     """Set the products (n, c, c) of rows with keys that they do not read to 0, in place."""
     return products.triu_(1) if from_end else products.tril_()
-
-
-def _weak(totals: Tensor) -> bool:
-    """Return whether the sums of blocks' decays are weak; False on devices that would be waited for."""
-    return totals.device.type == "cpu" and bool(totals.amin() >= WEAK)
-
-
-def _weak_block(decay: Tensor) -> int:
-    """Return the largest power of 2 of positions, less than c, so that all blocks' decays are weak, or 1."""
-    block, (totals,) = 1, _to_power_of_2(decay)
-    while totals.shape[1] > 2 and _weak(totals := totals.unflatten(1, (-1, 2)).sum(2)):
-        block *= 2
-    return block
-
-
-def _to_power_of_2(*tensors: Tensor) -> list[Tensor]:
-    """Return tensors (n, c, X) with zeros up to a power of 2 positions."""
-    length = tensors[0].shape[1]
-    return [F.pad(x, (0, 0, 0, (1 << (length - 1).bit_length()) - length)) for x in tensors]
-
-
-def _products_in_halves(rows: Tensor, k: Tensor, decay: Tensor, block: int) -> Tensor:
-    length = k.shape[1]
-    rows, k, decay = _to_power_of_2(rows, k, decay)
-    products = rows.new_zeros(*rows.shape[:2], rows.shape[1])
-    late, early = _in_blocks(decay, block)
-    inside = (_blocks(rows, block) * late) @ (_blocks(k, block) * early).mT
-    products.unflatten(2, (-1, block)).unflatten(1, (-1, block)).diagonal(0, 1, 3).movedim(-1, 1).copy_(inside.tril_())
-    for half, late, early in _halves(decay, block):
-        _across(products, half).copy_((_half(rows, half, 1) * late) @ (_half(k, half, 0) * early).mT)
-    return products[:, :length, :length]
-
-
-def _gradients_in_halves(
-    rows: Tensor, k: Tensor, decay: Tensor, d_products: Tensor, block: int
-) -> tuple[Tensor, Tensor]:
-    length = k.shape[1]
-    rows, k, decay = _to_power_of_2(rows, k, decay)
-    more = k.shape[1] - length
-    d_products = F.pad(d_products, (0, more, 0, more))
-    late, early = _in_blocks(decay, block)
-    inside = d_products.unflatten(2, (-1, block)).unflatten(1, (-1, block)).diagonal(0, 1, 3).movedim(-1, 1).tril()
-    d_rows = ((inside @ (_blocks(k, block) * early)) * late).flatten(1, 2)
-    d_k = ((inside.mT @ (_blocks(rows, block) * late)) * early).flatten(1, 2)
-    for half, late, early in _halves(decay, block):
-        across = _across(d_products, half)
-        _half(d_rows, half, 1).addcmul_(across @ (_half(k, half, 0) * early), late)
-        _half(d_k, half, 0).addcmul_(across.mT @ (_half(rows, half, 1) * late), early)
-    return d_rows[:, :length], d_k[:, :length]
-
-
-def _in_blocks(decay: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Return exp(L) and exp(-L), (n, c / block, block, K), with L from the first position of a block to each."""
-    total = _blocks(decay, block).clone()
-    total[:, :, 0] = 0.0
-    total = total.cumsum(2)
-    return total.exp(), total.neg().exp()
-
-
-def _halves(decay: Tensor, half: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield, for growing blocks of two halves, a half's length and the decays between positions and the halves' border.
-
-    The decays are from the border to each position of the second half, and from each position of the first half to it.
-    """
-    from_start = _blocks(decay, half).cumsum(2).flatten(1, 2)
-    to_end = F.pad(_blocks(decay, half)[:, :, 1:], (0, 0, 0, 1)).flip(2).cumsum(2).flip(2).flatten(1, 2)
-    while half < decay.shape[1]:
-        first, second, rest = _half(from_start, half, 0), _half(from_start, half, 1), _half(to_end, half, 0)
-        yield half, _exp(second), _exp(rest)
-        rest += second[..., -1:, :]
-        second += first[..., -1:, :]
-        half *= 2
-
-
-def _blocks(x: Tensor, size: int) -> Tensor:
-    return x.unflatten(1, (-1, size))
-
-
-def _half(x: Tensor, half: int, which: int) -> Tensor:
-    """Return the first or the second halves (n, c / 2 half, half, K) of blocks of x (n, c, K)."""
-    return x.unflatten(1, (-1, 2, half)).select(2, which)
-
-
-def _across(products: Tensor, half: int) -> Tensor:
-    """Return products (n, c / 2 half, half, half) of second halves with the first halves of the same blocks."""
-    blocks = products.unflatten(2, (-1, 2, half)).unflatten(1, (-1, 2, half))
-    return blocks[:, :, 1, :, :, 0].diagonal(0, 1, 3).movedim(-1, 1)

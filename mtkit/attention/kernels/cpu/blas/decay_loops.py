@@ -25,7 +25,8 @@ from mtkit.attention.kernels.cpu.blas.matrices import (
 from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, exponential, part
 
 LOWEST, LEAST = np.float32(-1e4), -40.0
-"""Lowest logarithm of a decay, and the exponent below which a share is 0, as in `linear/_chunk_decays`."""
+"""Lowest logarithm of a decay, and the exponent below which a share is 0, as in `linear/_chunk_decays` and
+`linear/_halved_products`."""
 
 
 @part
