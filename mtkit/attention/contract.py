@@ -257,8 +257,7 @@ class Attention(nn.Module):
             if count < 1:
                 raise MtkitError(f"{name} = {count} must be at least 1 to start decoding")
         if memory is not None and not memory.shape[1]:
-            memory_marks = _pad_marks(memory_marks, memory)
-            memory, memory_valid = _pad_empty(memory, memory_valid)
+            memory, memory_valid, memory_marks = _pad_empty(memory, memory_valid, memory_marks)
         return self.begin(
             Beginning(batch_size, memory, memory_valid, hypotheses, carry, memory_carry, task, memory_marks)
         )
@@ -363,40 +362,23 @@ def _padded(inputs: Inputs) -> Inputs:
 
     A memory without tokens is then a memory of padding, for which every mechanism gives zero before `out_proj`.
     """
-    (query, query_valid), memory, memory_valid = _pad_empty(inputs.query, inputs.query_valid), None, None
+    query, query_valid, query_marks = _pad_empty(inputs.query, inputs.query_valid, inputs.query_marks)
+    padded = replace(inputs, query=query, query_valid=query_valid, query_marks=query_marks)
     if inputs.memory is not None:
-        memory, memory_valid = _pad_empty(inputs.memory, inputs.memory_valid)
-    return replace(
-        inputs,
-        query=query,
-        query_valid=query_valid,
-        memory=memory,
-        memory_valid=memory_valid,
-        task=None if inputs.task is None else F.pad(inputs.task, (0, len(query) - len(inputs.query))),
-        query_marks=_pad_marks(inputs.query_marks, inputs.query),
-        memory_marks=None if inputs.memory is None else _pad_marks(inputs.memory_marks, inputs.memory),
-    )
+        memory, memory_valid, memory_marks = _pad_empty(inputs.memory, inputs.memory_valid, inputs.memory_marks)
+        padded = replace(padded, memory=memory, memory_valid=memory_valid, memory_marks=memory_marks)
+    if inputs.task is not None:
+        padded = replace(padded, task=F.pad(inputs.task, (0, len(query) - len(inputs.query))))
+    return padded
 
 
-def _pad_empty(tokens: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return tokens (B, T, D) with one row of padding for each axis of size 0, and the mask of real tokens (B, T)."""
+def _pad_empty(tokens: Tensor, valid: Tensor | None, marks: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return tokens (B, T, D), mask (B, T) and marks (B, T), with one row of padding for each axis of size 0."""
     batch, length = tokens.shape[:2]
-    if batch and length:
-        return tokens, valid
-    more = _missing_rows(tokens)
-    real = torch.ones(batch, length, dtype=torch.bool, device=tokens.device) if valid is None else valid
-    return F.pad(tokens, (0, 0, *more)), F.pad(real, more)
-
-
-def _pad_marks(marks: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """Return marks (B, T) of tokens (B, T, D) with the rows that `_pad_empty` adds."""
-    return None if marks is None else F.pad(marks, _missing_rows(tokens))
-
-
-def _missing_rows(tokens: Tensor) -> tuple[int, int, int, int]:
-    """Return the numbers of tokens and segments to add before and after (B, T, D), so that no axis has size 0."""
-    batch, length = tokens.shape[:2]
-    return 0, 1 - min(length, 1), 0, 1 - min(batch, 1)
+    more = 0, 1 - min(length, 1), 0, 1 - min(batch, 1)
+    if valid is None:
+        valid = tokens.new_ones(batch, length, dtype=torch.bool)
+    return F.pad(tokens, (0, 0, *more)), F.pad(valid, more), None if marks is None else F.pad(marks, more)
 
 
 def _without_padding(attended: Attended, inputs: Inputs) -> Attended:
