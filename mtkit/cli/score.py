@@ -11,7 +11,7 @@ from mtkit.cli.progress import counted, note, through
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
-    from mtkit.evaluation.contrastive.files import ContrastiveFile
+    from mtkit.decoding.translator import Translator
     from mtkit.evaluation.gold_alignments import GoldLinks, Link
     from mtkit.evaluation.systems import Translated
     from mtkit.recipe.recipe import ScoringSettings
@@ -164,21 +164,13 @@ def score(
     """
     options = dict(locals())  # all parameters, by name
     _check_options(options)
+    use_threads(threads)
     if contrastive is not None:
-        from mtkit.evaluation.contrastive.files import ContrastiveFile
-        from mtkit.runs import find_runs
-
-        contexts = None if source_context is None or target_context is None else (source_context, target_context)
-        how = {"direction": direction, "documents": documents, "length_penalty": length_penalty or 0.0}
-        use_threads(threads)
-        file = ContrastiveFile(contrastive, contexts)
-        typer.echo(_score_contrastive(find_runs(run, name), file, checkpoint, device, how, as_json=as_json))
-        return
-    if gold_alignments is not None:
-        use_threads(threads)
+        typer.echo(_score_contrastive(options))
+    elif gold_alignments is not None:
         typer.echo(_score_links(options))
-        return
-    typer.echo(_score_texts(options))
+    else:
+        typer.echo(_score_texts(options))
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -217,7 +209,7 @@ def _score_texts(options: dict[str, Any]) -> str:
     """Score translations of runs or of files; print notes, draw the picture; return the tables or the JSON object."""
     from mtkit.evaluation.documents import document_metrics, draw_by_position
     from mtkit.evaluation.report import sides_object, sides_text
-    from mtkit.evaluation.segment_scores import check_files, comet_models, named_files
+    from mtkit.evaluation.segment_scores import check_files, named_files
     from mtkit.evaluation.side_scores import score_side
     from mtkit.evaluation.significance import TESTS
     from mtkit.storage.files import json_text
@@ -233,21 +225,18 @@ def _score_texts(options: dict[str, Any]) -> str:
     sides, settings, language = _texts(options)
     segment_scores = named_files(options["segment_scores"] or [])
     check_files(segment_scores, len(sides[0][1]), len(sides))
-    metrics, models = comet_models(options["metric"] or settings.metrics)
-    if models and options["documents"]:
-        raise MtkitError("--metric comet scores lines, not --documents; leave one out")
+    metrics = options["metric"] or settings.metrics
     if options["documents"]:
-        metrics = list(document_metrics(options["metric"], settings.metrics))
+        metrics = document_metrics(options["metric"], settings.metrics)
     has_bleu = options["by_length"] or any(name.lower() == "bleu" for name in metrics)
     if options["tokenize"] is not None and not has_bleu:
-        raise MtkitError(f"--tokenize is for BLEU, not for {', '.join(metrics) or 'COMET'}; leave it out")
+        raise MtkitError(f"--tokenize is for BLEU, not for {', '.join(metrics)}; leave it out")
     scored = [
         score_side(
             side_name,
             files,
             metrics=metrics,
             segment_scores=segment_scores,
-            comet=models,
             tests=options["paired_test"] or TESTS,
             lengths=options["by_length"],
             documents=bool(options["documents"]),
@@ -306,28 +295,32 @@ def _texts(
     return sides, settings, language
 
 
-def _score_contrastive(
-    runs: "list[Run]", file: "ContrastiveFile", checkpoint: str, device: str, how: dict[str, Any], *, as_json: bool
-) -> str:
+def _score_contrastive(options: dict[str, Any]) -> str:
     """Score contrastive translations by each run; return the table or the JSON object."""
-    from mtkit.decoding.translator import Translator
+    from mtkit.evaluation.contrastive.files import ContrastiveFile
     from mtkit.evaluation.contrastive.report import contrastive_object, contrastive_text
     from mtkit.evaluation.contrastive.scores import compare_contrastive, score_contrastive
     from mtkit.evaluation.systems import system_names
+    from mtkit.runs import find_runs
     from mtkit.storage.files import json_text
 
+    contexts = options["source_context"], options["target_context"]
+    file = ContrastiveFile(options["contrastive"], None if None in contexts else contexts)
+    length_penalty = options["length_penalty"] or 0.0
+    how = {"direction": options["direction"], "documents": options["documents"], "length_penalty": length_penalty}
+    runs = find_runs(options["run"], options["name"])
     names, total, systems = system_names(runs), file.count(), []
     for run, name in zip(runs, names, strict=True):
-        translator = Translator([run], checkpoint=checkpoint, device=device, engine="mtkit", say=note)
+        translator = _translator(run, options)
         with counted(name, "segments", total) as advance:
             systems.append(score_contrastive(translator, file, **how, say=note, on_progress=advance))
     if repeated := systems[0].repeated:
         note(f"in {repeated:,} segments a wrong translation equals the right one, so that none is right")
     groups = compare_contrastive(systems)
-    if as_json:
-        content = contrastive_object(str(file.path), names, systems, groups, how["length_penalty"])
+    if options["as_json"]:
+        content = contrastive_object(str(file.path), names, systems, groups, length_penalty)
         return json_text(content, indent=2, ensure_ascii=False)
-    return contrastive_text(str(file.path), names, groups, how["length_penalty"])
+    return contrastive_text(str(file.path), names, groups, length_penalty)
 
 
 def _score_links(options: dict[str, Any]) -> str:
@@ -351,8 +344,6 @@ def _score_links(options: dict[str, Any]) -> str:
 
 def _link_runs(options: dict[str, Any]) -> "tuple[list[GoldLinks], list[str], list[list[set[Link]]]]":
     """Link the words of the annotated text by each run; return gold links, names of runs and their links."""
-    from mtkit.decoding.alignment import check_weights
-    from mtkit.decoding.translator import Translator
     from mtkit.evaluation.gold_alignments import link_words, read_links
     from mtkit.evaluation.systems import system_names
     from mtkit.runs import find_runs
@@ -360,11 +351,15 @@ def _link_runs(options: dict[str, Any]) -> "tuple[list[GoldLinks], list[str], li
 
     sources, targets = (list(Lines(path)) for path in (options["source"], options["reference"][0]))
     gold = read_links(options["gold_alignments"], len(sources), one_based=options["one_based"])
-    runs, systems = find_runs(options["run"], options["name"]), []
-    for run in runs:
-        chosen = {"checkpoint": options["checkpoint"], "device": options["device"], "engine": "mtkit"}
-        translator = Translator([run], say=note, **chosen)
-        check_weights(translator.network)
-        heads = translator.word_heads(say=note, progress=through)
-        systems.append(link_words(translator, heads, sources, targets, gold, direction=options["direction"], say=note))
+    runs, how = find_runs(options["run"], options["name"]), {"direction": options["direction"]}
+    systems = [
+        link_words(_translator(run, options), sources, targets, gold, **how, say=note, progress=through) for run in runs
+    ]
     return gold, system_names(runs), systems
+
+
+def _translator(run: "Run", options: dict[str, Any]) -> "Translator":
+    from mtkit.decoding.translator import Translator
+
+    chosen = {"checkpoint": options["checkpoint"], "device": options["device"]}
+    return Translator([run], engine="mtkit", say=note, **chosen)

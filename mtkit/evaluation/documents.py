@@ -27,6 +27,7 @@ from mtkit.errors import DataError, MtkitError
 from mtkit.evaluation.metrics import CountedMetric, metric_names
 from mtkit.evaluation.pictures.figures import save_figure
 from mtkit.evaluation.scores import RESAMPLES, Score, with_intervals
+from mtkit.evaluation.segment_scores import comet_models
 from mtkit.evaluation.statistics import LengthRow, Statistics, gather, in_buckets
 from mtkit.evaluation.systems import SystemTexts
 from mtkit.evaluation.word_links import link_pairs, terms_of
@@ -70,6 +71,8 @@ class DocumentScores:
 
 def document_metrics(asked: Sequence[str] | None, usual: Sequence[str]) -> tuple[str, ...]:
     """Return the metrics asked for, or those usual ones that documents have. Raises: MtkitError for other metrics."""
+    if asked and comet_models(asked)[1]:
+        raise MtkitError("--metric comet scores lines, not --documents; leave one out")
     names = metric_names(asked or usual)
     if asked and (others := [name for name in names if name not in METRICS]):
         raise MtkitError(f"documents have no {others[0]}; choose one or both of: {', '.join(METRICS)}")

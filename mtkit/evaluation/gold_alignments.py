@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics.base import Score as SacrebleuScore
 
+from mtkit.decoding.alignment import check_weights
 from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError
@@ -104,22 +105,26 @@ def _read_naacl(path: Path, texts: Sequence[str], lines: int | None) -> list[Gol
 
 def link_words(
     translator: Translator,
-    heads: Heads,
     sources: Sequence[str],
     targets: Sequence[str],
     gold: Sequence[GoldLinks],
     *,
+    heads: Heads | None = None,
     direction: str | None = None,
     say: Say = quiet,
+    progress: ProgressBar = silent,
 ) -> list[set[Link]]:
     """Link the words of given translations by the attention of the translator's run.
+
+    The attention is that of `heads`; None: of the heads that align words best (`Translator.word_heads`).
 
     Words are separated by white space. If the gold links have more words than a side then has, each character of
     Chinese, Japanese, Thai, Lao, Khmer and Burmese text is a word (`mtkit.text.words`); `say` gets a message.
 
     Raises: DataError for unequal numbers of lines, gold links of more words than the text has, and text that is too
-    long for the model.
+    long for the model; MtkitError if the run's attention to the source has no weights.
     """
+    check_weights(translator.network)
     if len(sources) != len(targets):
         raise DataError(f"{len(sources):,} source lines and {len(targets):,} target lines do not make pairs")
     counts = [[max((link[side] for link in line.possible), default=-1) + 1 for line in gold] for side in range(2)]
@@ -127,6 +132,7 @@ def link_words(
         _word_map(name, texts, counts[side], say)
         for side, (name, texts) in enumerate((("source", sources), ("target", targets)))
     ]
+    heads = heads or translator.word_heads(say=say, progress=progress)
     linked = translator.link_targets(translator.source(sources, direction=direction), targets, heads)
     return [
         {(maps[0][line][source], maps[1][line][target]) for source, target in links}

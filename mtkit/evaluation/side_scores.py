@@ -10,7 +10,7 @@ import numpy as np
 from mtkit.evaluation.documents import DocumentScores, PositionRow, document_rows, document_scores, joined
 from mtkit.evaluation.metrics import METRICS, missing_tokenizer
 from mtkit.evaluation.scores import RESAMPLES, distinct_languages, doubt, named_metrics
-from mtkit.evaluation.segment_scores import added_scores, comet_command
+from mtkit.evaluation.segment_scores import added_scores, comet_command, comet_models
 from mtkit.evaluation.significance import TESTS, Comparison, compare_systems
 from mtkit.evaluation.statistics import LengthRow, Statistics, by_length, gather
 from mtkit.evaluation.systems import SystemTexts, Translated, read_texts
@@ -58,7 +58,6 @@ def score_side(
     tokenize: str | None = None,
     lowercase: bool = False,
     segment_scores: Mapping[str, Sequence[Path]] | None = None,
-    comet: Sequence[str] = (),
     progress: ProgressBar = silent,
 ) -> SideScores:
     """Score a side's translations; `lengths` adds scores by source length, which require the sources.
@@ -69,12 +68,14 @@ def score_side(
     `language` is the target language of all segments. With None, it is taken from the file of directions, or unknown if
     there is no such file.
 
-    `segment_scores` adds metrics by name, with a file of segment scores per system, and `comet` adds scores of
-    `comet-score` by model, which require the sources (`mtkit.evaluation.segment_scores`). `metrics` may then be empty.
+    `segment_scores` adds metrics by name, with a file of segment scores per system; `metrics` may then be empty. The
+    metric comet, or comet:MODEL, has the scores of `comet-score`, which require the sources
+    (`mtkit.evaluation.segment_scores`).
 
     Raises: DataError and MtkitError as `read_texts`, `named_metrics`, `compare_systems`, `read_segment_scores` and
     `run_comet` do.
     """
+    metrics, comet = comet_models(metrics)
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
     if metrics or not (segment_scores or comet):
         named_metrics(metrics, **options)  # raises for unknown names before files are read

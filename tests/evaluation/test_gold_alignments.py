@@ -138,7 +138,7 @@ def test_words_of_given_translations_are_linked(run: Run, monkeypatch: pytest.Mo
     lines = ["The  dog sees a house", "", "A cat", "Old tree"]
     translations = [lines[0], "a", lines[2], ""]
     gold = [GoldLinks(frozenset(), frozenset({(4, 4)}))] + [GoldLinks(frozenset(), frozenset())] * 3
-    found = link_words(Translator([run]), Heads(), lines, translations, gold)
+    found = link_words(Translator([run]), lines, translations, gold, heads=Heads())
     assert found == [{(word, word) for word in range(5)}, set(), {(0, 0), (1, 1)}, set()]
 
 
@@ -147,10 +147,12 @@ def test_words_are_those_that_were_annotated(run: Run, monkeypatch: pytest.Monke
     attend_in_order(monkeypatch)
     said: list[str] = []
     text, spaced, characters = ["中文 字 a"], frozenset({(2, 2)}), frozenset({(3, 3)})
-    (found,) = link_words(Translator([run]), Heads(), text, text, [GoldLinks(spaced, spaced)], say=said.append)
+    (found,) = link_words(Translator([run]), text, text, [GoldLinks(spaced, spaced)], heads=Heads(), say=said.append)
     assert found == {(0, 0), (1, 1), (2, 2)}
     assert not said
-    (found,) = link_words(Translator([run]), Heads(), text, text, [GoldLinks(characters, characters)], say=said.append)
+    (found,) = link_words(
+        Translator([run]), text, text, [GoldLinks(characters, characters)], heads=Heads(), say=said.append
+    )
     assert found == {(number, number) for number in range(4)}
     assert said == [
         f"each character of the {side} is a word, as its gold links count more words than there are between spaces"
@@ -158,12 +160,12 @@ def test_words_are_those_that_were_annotated(run: Run, monkeypatch: pytest.Monke
     ]
     many = frozenset({(0, 4)})
     with pytest.raises(DataError, match=r"target line 1 has 4 words, and its gold links have a word 5 .*--one-based"):
-        link_words(Translator([run]), Heads(), text, text, [GoldLinks(many, many)])
+        link_words(Translator([run]), text, text, [GoldLinks(many, many)], heads=Heads())
 
 
 def test_texts_that_do_not_make_pairs_are_named(run: Run) -> None:
     gold = [GoldLinks(frozenset(), frozenset())]
     with pytest.raises(DataError, match="1 source lines and 2 target lines do not make pairs"):
-        link_words(Translator([run]), Heads(), ["a"], ["a", "b"], gold)
+        link_words(Translator([run]), ["a"], ["a", "b"], gold, heads=Heads())
     with pytest.raises(DataError, match="source line 1 has"):
-        link_words(Translator([run]), Heads(), ["dog " * 40], ["a"], gold)
+        link_words(Translator([run]), ["dog " * 40], ["a"], gold, heads=Heads())

@@ -154,7 +154,7 @@ def test_models_of_comet_are_among_the_metrics() -> None:
 def test_comet_scores_all_systems_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, STAND_IN)
     write("text0", ["line 0", "Zeile\rzwei", "line\u2028 2", *[f"line {line}" for line in range(3, LINES)]])
-    side = score_side(None, systems(), metrics=("BLEU",), comet=["Unbabel/wmt22-comet-da", "me/kiwi"])
+    side = score_side(None, systems(), metrics=("BLEU", "comet", "comet:me/kiwi"))
     assert [score.name for score in side.overall.scores[0]] == ["BLEU", "COMET", "COMET:me/kiwi"]
     words = [0.1 * len(source.split()) for source in SOURCES]
     right = [[line not in (1, 2) for line in range(LINES)], [line % 3 != 0 or line == 0 for line in range(LINES)]]
@@ -178,21 +178,21 @@ def test_comet_scores_all_systems_by_the_command(monkeypatch: pytest.MonkeyPatch
 def test_a_command_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, program: str, message: str) -> None:
     stand_in(monkeypatch, program)
     with pytest.raises(MtkitError, match=message):
-        score_side(None, systems(1), metrics=(), comet=["m"])
+        score_side(None, systems(1), metrics=["comet:m"])
 
 
 def test_a_command_that_is_missing_is_an_error_before_anything_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MTKIT_COMET", "/nowhere/comet-score --gpus 0")
     with pytest.raises(MtkitError, match=r"no command '/nowhere/comet-score'; install COMET in its own environment"):
-        score_side(None, [Translated("x", Path("missing"), (Path("missing"),))], comet=["m"])
+        score_side(None, [Translated("x", Path("missing"), (Path("missing"),))], metrics=["comet:m"])
     monkeypatch.setenv("MTKIT_COMET", "source --gpus 0")  # no program
     Path("source").chmod(0o755)
     monkeypatch.setenv("PATH", ".")
     with pytest.raises(MtkitError, match="source"):
-        score_side(None, systems(1), comet=["m"])
+        score_side(None, systems(1), metrics=["comet:m"])
 
 
 def test_comet_needs_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, STAND_IN)
     with pytest.raises(MtkitError, match="give it with --source"):
-        score_side(None, [Translated("x", Path("text0"), (Path("reference"),))], comet=["m"])
+        score_side(None, [Translated("x", Path("text0"), (Path("reference"),))], metrics=["comet:m"])
