@@ -91,9 +91,9 @@ def _significance(question: Question) -> tuple[str, str, str]:
     full = question.measured["full"].score
     tested = [entry.score.p for entry in question.measured.values() if entry.score.p is not None]
     if full.low is None or full.high is None:  # with one seed, or the same score from all seeds
-        return f"{full.mean:.1f}", f"{question.seeds}", "no test"
+        return f"{full.mean:.1f}", _range(question), "no test"
     differing = f"{sum(p < LEVEL for p in tested)} of {len(tested)}"
-    return f"{full.mean:.1f} ({full.low:.1f} to {full.high:.1f})", f"{question.seeds}", differing
+    return f"{full.mean:.1f} ({full.low:.1f} to {full.high:.1f})", _range(question), differing
 
 
 def _best(measured: Iterable[Measured]) -> tuple[str, str]:
@@ -180,8 +180,13 @@ def updates(question: Question) -> str:
 
 
 def seeds(question: Question) -> str:
-    """Return the number of seeds: "2 seeds"."""
-    return f"{question.seeds} seed" + "s" * (question.seeds > 1)
+    """Return the number of seeds: "2 seeds", "1 to 3 seeds"."""
+    return f"{_range(question)} seed" + "s" * (max(question.seeds) > 1)
+
+
+def _range(question: Question) -> str:
+    """Return the fewest and the most seeds of a mechanism: "2", "1 to 3"."""
+    return " to ".join(map(str, sorted({min(question.seeds), max(question.seeds)})))
 
 
 def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]:
@@ -195,11 +200,11 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
     ]
     lines += [
         f"- {_heads([question])}: {_trained(question)}; the mechanisms have their default options "
-        f"([{question.study}.yaml](../studies/{question.study}.yaml))."
+        f"([{question.study}.yaml](../studies/{question.study}.yaml)).{_unequal(question)}"
         for question in shown
         if question.study != first.study
     ]
-    untested = [question for question in shown if question.seeds == 1]
+    untested = [question for question in shown if max(question.seeds) == 1]
     lines += [f"- {_heads(untested)}: no test with one seed; differences of a few points may be chance."] * bool(
         untested
     )
@@ -217,6 +222,14 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
         "paper with these results; [cost.md](cost.md) has speed and memory "
         "with equal work at 4,096 and 16,384 tokens, in the decoder too.",
     ]
+
+
+def _unequal(question: Question) -> str:
+    """Return how many mechanisms have how many seeds; "" if all have the same number."""
+    if len(question.seeds) == 1:
+        return ""
+    numbers = (f"{seeds} seed" + "s" * (seeds > 1) + f": {count} mechanisms" for seeds, count in question.seeds.items())
+    return f" {', '.join(numbers)}."
 
 
 def _heads(questions: Sequence[Question]) -> str:

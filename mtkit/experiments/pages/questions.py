@@ -1,8 +1,9 @@
 """Uses of attention, each with the score of a study that shows which mechanism suits it.
 
-A question is complete if every entry of its study has a result. Marks need two seeds.
+A question is complete if every entry of its study has a result. Marks need two seeds of some entries.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -10,7 +11,6 @@ from statistics import fmean
 from mtkit.attention.contract import ROLES
 from mtkit.attention.registry import mechanisms
 from mtkit.experiments.pages.findings import LONG, Measured, load, measure, mechanism_and_role, speeds
-from mtkit.experiments.rows import Row
 from mtkit.experiments.table import COSTS
 from mtkit.memory import in_words
 
@@ -41,13 +41,13 @@ class Question:
 
     @property
     def complete(self) -> bool:
-        """Whether every entry of the study has results, all of the same number of seeds."""
-        return 0 < len(self.measured) == self.total and self.seeds > 0
+        """Whether every entry of the study has results."""
+        return 0 < len(self.measured) == self.total
 
     @property
-    def seeds(self) -> int:
-        """The number of seeds that every measured mechanism has."""
-        return min((len(entry.rows) for entry in self.measured.values()), default=0)
+    def seeds(self) -> Counter[int]:
+        """The numbers of seeds, fewest first, each with the number of mechanisms that have it."""
+        return Counter(sorted(len(entry.rows) for entry in self.measured.values()))
 
     @property
     def place(self) -> str:
@@ -109,26 +109,16 @@ LONGER = replace(SELECT, head="longer", study="longer")
 
 
 def answer(questions: Sequence[Question] = QUESTIONS) -> list[Question]:
-    """Return the questions with the measurements that there are, of the seeds that all entries have."""
+    """Return the questions with the measurements that there are."""
     loaded = {name: load(name) for name in dict.fromkeys(question.study for question in questions)}
     answers = []
     for question in questions:
         study, rows = loaded[question.study]
         first, *others = study.entries
         entries = (first, *(entry for entry in others if mechanism_and_role(entry)[1] == question.role))
-        seeds = _common_seeds({entry.name for entry in entries}, [row for row in rows if row["task"] == question.task])
-        of_all = [row for row in rows if row["seed"] in seeds]
-        measured = measure(replace(study, entries=entries), of_all or rows, question.task, question.column)
+        measured = measure(replace(study, entries=entries), rows, question.task, question.column)
         answers.append(replace(question, total=len(entries), measured=measured))
     return answers
-
-
-def _common_seeds(entries: set[str], rows: Sequence[Row]) -> set[int]:
-    """Return the seeds for which every entry has a row."""
-    with_row: dict[int, set[str]] = {}
-    for row in rows:
-        with_row.setdefault(row["seed"], set()).add(row["entry"])
-    return {seed for seed, names in with_row.items() if names >= entries}
 
 
 def letters(name: str) -> str:

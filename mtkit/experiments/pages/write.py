@@ -48,10 +48,10 @@ def picture(answers: Sequence[Question]) -> Any:
 
 def files(answers: Sequence[Question], longer: Question, of_roles: Sequence[Question]) -> dict[Path, str]:
     """Return the text of each file by its path; none before the first question has results of LEAST seeds."""
-    if not (answers[0].complete and answers[0].seeds >= LEAST):
+    if not (answers[0].complete and min(answers[0].seeds) >= LEAST):
         return {}
     shown = [question for question in answers if question.complete]
-    roles = of_roles if all(question.complete and question.seeds >= LEAST for question in of_roles) else ()
+    roles = of_roles if all(question.complete and min(question.seeds) >= LEAST for question in of_roles) else ()
     return {
         DOCS / "choose.md": choose_page(answers, longer, roles),
         **({DOCS / "roles.md": roles_page(roles)} if roles else {}),

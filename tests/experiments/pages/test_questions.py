@@ -2,8 +2,9 @@ import json
 from pathlib import Path
 
 from mtkit.experiments.entries import parse_entries
+from mtkit.experiments.pages.choose import choose_page, seeds
 from mtkit.experiments.pages.findings import load
-from mtkit.experiments.pages.questions import answer, good_at, letters, scores_object
+from mtkit.experiments.pages.questions import LONGER, answer, good_at, letters, scores_object
 from tests.experiments.pages.results import pack, unpack
 
 
@@ -11,13 +12,17 @@ def test_entries_of_the_study_are_mechanisms() -> None:
     assert len(parse_entries(load("probes")[0].settings.entries)) == 79
 
 
-def test_only_seeds_of_all_entries_count(results: Path) -> None:
+def test_entries_may_have_different_numbers_of_seeds(results: Path) -> None:
     lines = unpack(results / "probes.jsonl.gz").splitlines(keepends=True)
     pack(results / "probes.jsonl.gz", "".join(line for line in lines if ".gau.2" not in line))
-    first = answer()[0]
+    answers = answer()
+    first = answers[0]
     assert first.complete
-    assert first.seeds == 1
-    assert {len(each.rows) for each in first.measured.values()} == {1}
+    assert list(first.seeds.items()) == [(1, 1), (2, 78)]
+    assert seeds(first) == "1 to 2 seeds"
+    assert first.measured["topk"].mark == "-", "all entries share one variance"
+    text = choose_page(answers, answer([LONGER])[0])
+    assert "| 1 to 2 |" in " ".join(text.split())
     pack(results / "probes.jsonl.gz", "".join(line for line in lines if '"gau"' not in line))
     assert not answer()[0].complete
 
