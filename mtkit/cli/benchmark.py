@@ -114,7 +114,7 @@ def train(
     mechanisms = parse_entries("--attention", attention)
     check_peers(programs, "train")
 
-    from mtkit.benchmark.report import draw, outputs
+    from mtkit.benchmark.report import draw
     from mtkit.benchmark.training import Plan, measure_training, own_trainers
     from mtkit.benchmark.training_report import as_object, bars, table
     from mtkit.data.prepared import open_prepared
@@ -122,9 +122,7 @@ def train(
     from mtkit.training.precision import fixed_workspaces
     from mtkit.training.world import World
 
-    use_threads(threads)
-    _note_if_busy()
-    files = outputs(output, "train")
+    files = _begin(output, "train", threads)
     prepared = open_prepared(settings.data.folder)
     recipes = [settings]
     if mechanisms:
@@ -215,14 +213,12 @@ def decode(
 
     from mtkit.benchmark.decoding import Candidate, common_side, first_segments, measure_decoding, own_decoders
     from mtkit.benchmark.decoding_report import as_object, bars, table
-    from mtkit.benchmark.report import draw, outputs
+    from mtkit.benchmark.report import draw
     from mtkit.data.prepared import open_prepared
     from mtkit.decoding.lexicon import lexicon_for
     from mtkit.device import find_device
 
-    use_threads(threads)
-    _note_if_busy()
-    files = outputs(output, "decode")
+    files = _begin(output, "decode", threads)
     folders = [data or chosen.recipe.data.folder for chosen in runs]
     texts = first_segments(common_side([open_prepared(folder) for folder in dict.fromkeys(folders)], side), segments)
     where = str(find_device(device))
@@ -277,12 +273,10 @@ def documents(
     settings = load_recipe(recipe, nonempty(preset=preset))
 
     from mtkit.benchmark.documents import DocumentSetting, as_object, bars, measure_documents, table
-    from mtkit.benchmark.report import draw, outputs
+    from mtkit.benchmark.report import draw
     from mtkit.device import find_device
 
-    use_threads(threads)
-    _note_if_busy()
-    files = outputs(output, "documents")
+    files = _begin(output, "documents", threads)
     setting = DocumentSetting(
         recipe=settings,
         vocabulary=vocabulary,
@@ -328,12 +322,9 @@ def attention(
     """
     from mtkit.benchmark.attention import Setting, default_names, measure_attention
     from mtkit.benchmark.attention_report import as_object, draw_benchmark, table
-    from mtkit.benchmark.report import outputs
     from mtkit.device import find_device
 
-    use_threads(threads)
-    _note_if_busy()
-    files = outputs(output, f"attention-{role}")
+    files = _begin(output, f"attention-{role}", threads)
     setting = Setting(
         role=role,
         width=width,
@@ -351,14 +342,20 @@ def attention(
         raise typer.Exit(1)
 
 
-def _note_if_busy() -> None:
-    """Print a note if other processes slow the measurement down; no note under torchrun, which starts several."""
+def _begin(output: Path, name: str, threads: int | None) -> list[Path]:
+    """Set the number of threads, and return the files of the report.
+
+    Prints a note if other processes slow the measurement down; no note under torchrun, which starts several.
+    """
     import torch
 
     from mtkit.benchmark.machine import busy_note
+    from mtkit.benchmark.report import outputs
 
+    use_threads(threads)
     if "WORLD_SIZE" not in os.environ and (message := busy_note(torch.get_num_threads())):
         note(message)
+    return outputs(output, name)
 
 
 def _report(files: "Sequence[Path]", text: str, content: dict[str, Any], draw: "Callable[[Path], object]") -> None:
