@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Protocol, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 from mtkit.attention.contract import Site
 from mtkit.errors import MtkitError, did_you_mean, shown
@@ -30,16 +30,6 @@ class OptionValueError(MtkitError):
     """A value that a declared option does not accept."""
 
 
-class Limit(Protocol):
-    """A condition on values that an annotation adds to their type."""
-
-    def holds(self, value: Any) -> bool:
-        """Return whether a value of the right type is allowed."""
-
-    def rule(self, kind: str) -> str:
-        """Return the allowed values for messages; `kind` names the type: "a whole number"."""
-
-
 @dataclass(frozen=True)
 class Within:
     """A number from `least` to `most`, both allowed; not NaN."""
@@ -48,10 +38,11 @@ class Within:
     most: float = MOST
 
     def holds(self, value: Any) -> bool:
+        """Return whether a value of the right type is allowed."""
         return bool(self.least <= value <= self.most)
 
     def rule(self, kind: str) -> str:
-        """Example: "a whole number from 1 to 2^30"."""
+        """Return the allowed values for messages; `kind` names the type: "a whole number from 1 to 2^30"."""
         return f"{kind} from {self.least:g} to {'2^30' if self.most == MOST else f'{self.most:,.10g}'}"
 
 

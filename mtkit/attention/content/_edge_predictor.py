@@ -246,13 +246,18 @@ class EdgePredictor(nn.Module):
         when.scatter_(-1, targets.where(some, count), draws.expand(targets.shape))  # the draw that takes each candidate
         available = free.unsqueeze(3) & (when[..., :-1].unsqueeze(3) >= draws.unsqueeze(-1))
         scores = scores.masked_fill(~available, torch.finfo(scores.dtype).min)
+        log_prob, entropy = self._of_draws(scores, available, targets.clamp(min=0), some)
+        return log_prob.sum(-1), entropy.sum(-1)
+
+    def _of_draws(self, scores: Tensor, available: Tensor, targets: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probability and entropy (...) of drawing targets (...) by scores (..., S); 0 unless `some`."""
         total = scores.logsumexp(-1)
-        chosen = scores.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        log_prob = torch.where(some, chosen - total, 0.0).sum(-1)
+        chosen = scores.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        log_prob = torch.where(some, chosen - total, 0.0)
         if not self.entropy:
             return log_prob, torch.zeros_like(log_prob)
         mean = (scores.softmax(-1) * scores.masked_fill(~available, 0.0)).sum(-1)
-        return log_prob, torch.where(some, total - mean, 0.0).sum(-1)
+        return log_prob, torch.where(some, total - mean, 0.0)
 
     def _near(self, i: Tensor, candidates: Candidates) -> Tensor:
         """Return the biases (G, c, S) of candidates by their distance from sources at i."""
@@ -282,12 +287,8 @@ class EdgePredictor(nn.Module):
             target = scores.argmax(-1) if uniforms is None else drawn(scores.detach(), ~free, uniforms[..., draw])
             target = replay_choice(target, scores.shape[-1])
             if uniforms is not None:
-                total = scores.logsumexp(-1)
-                chosen = scores.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-                log_prob = log_prob + torch.where(some, chosen - total, 0.0)
-                if self.entropy:
-                    mean = (scores.softmax(-1) * scores.masked_fill(~free, 0.0)).sum(-1)
-                    entropy = entropy + torch.where(some, total - mean, 0.0)
+                of_draw = self._of_draws(scores, free, target, some)
+                log_prob, entropy = log_prob + of_draw[0], entropy + of_draw[1]
             targets.append(target.masked_fill(~some, -1))
             free = free.scatter(-1, target.unsqueeze(-1), False)
             if self.sequence or draw + 1 < self.edges:
