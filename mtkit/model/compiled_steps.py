@@ -118,19 +118,13 @@ class CompiledAttentions:
                 self._around[role] = _Around(residual, int8_of(*maps), int8_of(attention.out_proj))
 
     def __call__(
-        self,
-        role: str,
-        x: Stream,
-        state: State,
-        stack_pass: StackPass,
-        marks: Tensor | None,
-        need_weights: bool = False,
+        self, role: str, x: Stream, state: State, stack_pass: StackPass, need_weights: bool = False
     ) -> tuple[Stream, State, Tensor | None]:
         """The result of `DecoderLayer.attend_step`."""
         around = self._around.get(role)
         shared = around is not None and isinstance(x, Tensor) and _is_shared(state, x.shape[1])
         if around is None or not isinstance(x, Tensor) or not shared or need_weights or not around.computes(x):
-            return DecoderLayer.attend_step(self._layer, role, x, state, stack_pass, marks, need_weights)
+            return DecoderLayer.attend_step(self._layer, role, x, state, stack_pass, need_weights)
         attention, _, carry = self._layer.attention_parts(role)
         setattr(stack_pass, carry, None)
         return *_attend(x, state, around, cast(Full, attention)), None

@@ -23,14 +23,20 @@ class StackPass:
     """
 
     def __init__(
-        self, *, losses: dict[str, Tensor] | None = None, log_prob: Tensor | None = None, weights: Weights | None = None
+        self,
+        *,
+        losses: dict[str, Tensor] | None = None,
+        log_prob: Tensor | None = None,
+        weights: Weights | None = None,
+        marks: Tensor | None = None,
     ) -> None:
-        """`weights` gathers the attention weights of the roles that it contains."""
+        """`weights` gathers the attention weights of the roles that it contains; marks (B, N) are those of a step."""
         self.self_carry: Any = None
         self.cross_carry: Any = None
         self.losses = losses
         self.log_prob = log_prob
         self.weights = weights
+        self.marks = marks
 
     def attend(
         self, role: str, attention: Attention, around: Residual, x: Stream, memory: Tensor | None = None, **inputs: Any
@@ -185,31 +191,24 @@ class DecoderLayer(nn.Module):
         ]
 
     def step(
-        self, x: Stream, state: State, stack_pass: StackPass, *, need_weights: bool, marks: Tensor | None = None
+        self, x: Stream, state: State, stack_pass: StackPass, *, need_weights: bool
     ) -> tuple[Stream, State, Tensor | None]:
-        """x (B, N, D), the newest token of each hypothesis, and its marks (B, N), to x and the state after it.
+        """x (B, N, D), the newest token of each hypothesis, to x and the state after it.
 
         Also returns the weights of the attention to the source.
         """
-        x, self_state, _ = self.attend_step("decoder", x, state["self"], stack_pass, marks)
-        x, cross_state, weights = self.attend_step("cross", x, state["cross"], stack_pass, marks, need_weights)
+        x, self_state, _ = self.attend_step("decoder", x, state["self"], stack_pass)
+        x, cross_state, weights = self.attend_step("cross", x, state["cross"], stack_pass, need_weights)
         x = self.feed_forward.around(x, self.feed_forward_residual)
         return x, {"self": self_state, "cross": cross_state}, weights
 
     def attend_step(
-        self,
-        role: str,
-        x: Stream,
-        state: State,
-        stack_pass: StackPass,
-        marks: Tensor | None,
-        need_weights: bool = False,
+        self, role: str, x: Stream, state: State, stack_pass: StackPass, need_weights: bool = False
     ) -> tuple[Stream, State, Tensor | None]:
         """One attention sub-layer of `step`: x, the attention's state, and its weights if they are needed."""
         attention, around, kind = self.attention_parts(role)
-        attended, state = attention.step(
-            around.before(x), state, carry=getattr(stack_pass, kind), need_weights=need_weights, query_marks=marks
-        )
+        inputs = {"carry": getattr(stack_pass, kind), "query_marks": stack_pass.marks}
+        attended, state = attention.step(around.before(x), state, need_weights=need_weights, **inputs)
         setattr(stack_pass, kind, attended.carry)
         return around.after(x, attended.output), state, attended.weights
 

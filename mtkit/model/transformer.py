@@ -137,7 +137,6 @@ class Transformer(Network):
         return state
 
     def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Logits, State, Tensor | None]:
-        stack_pass, weights = StackPass(), None
         shortlist: Shortlist | None = state["shortlist"]
         token = token if shortlist is None else shortlist.pieces[token]
         position = state["position"]
@@ -145,13 +144,13 @@ class Transformer(Network):
             position = position.masked_fill(token == BREAK, 0)
         x = to_stream(self.target_embedding.at(token, position), self.settings)
         sentence, marks = self.next_marks(token, state["sentence"])
+        stack_pass, weights = StackPass(marks=marks), None
         after: State = {"position": position + 1, "shortlist": shortlist, "sentence": sentence}
         last = len(self.decoder) - 1
         for number, layer in enumerate(self._decoder_layers):
             name = f"layer{number}"
-            x, after[name], weights = layer.step(
-                x, state[name], stack_pass, need_weights=need_weights and number == last, marks=marks
-            )
+            wanted = need_weights and number == last
+            x, after[name], weights = layer.step(x, state[name], stack_pass, need_weights=wanted)
         logits = self.next_logits(self.decoder_norm(from_stream(x)), shortlist)
         return logits, after, None if weights is None else weights.mean(1)
 

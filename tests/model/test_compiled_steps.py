@@ -139,11 +139,11 @@ def test_a_bad_hypothesis_does_not_change_others() -> None:
             x = torch.ones(2, 3, 40)
             x[0, 1] = value
             stack = compiled_steps.StackPass()
-            _, after, _ = layer.attend_step("decoder", x, state["layer0"]["self"], stack, None)
+            _, after, _ = layer.attend_step("decoder", x, state["layer0"]["self"], stack)
             # the products of the modules multiply all rows by weights, those of hidden rows by 0
             layer.__dict__.pop("attend_step")
             x = torch.ones(2, 3, 40)
-            found.append(layer.attend_step("decoder", x, after, stack, None, need_weights=True)[0])
+            found.append(layer.attend_step("decoder", x, after, stack, need_weights=True)[0])
     good = torch.tensor([[True, False, True], [True, True, True]])
     assert torch.equal(found[0][good], found[1][good])
 
