@@ -11,8 +11,8 @@ from mtkit.attention.mixed_heads import MixedHeads
 from mtkit.attention.options import check, refused
 from mtkit.attention.registry import Mechanism, check_role, find, named_slot, slot_class
 from mtkit.attention.slots import SLOTS
-from mtkit.errors import MtkitError, did_you_mean, shown
-from mtkit.memory import WithinMemory
+from mtkit.errors import MtkitError, cut_words, did_you_mean, shown
+from mtkit.memory import WithinMemory, is_oom
 from mtkit.storage.records import as_python
 
 
@@ -75,7 +75,15 @@ def _built(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> Atte
     check_slots(mechanism, {slot: getattr(site, slot) for slot in SLOTS})
     written = ", ".join(f"{option} = {shown(value)}" for option, value in options.items())
     with WithinMemory(f"attention '{mechanism.name}'{f' with {written}' if written else ''}"):
-        return mechanism.kind(site, **options)  # type: ignore[return-value]
+        try:
+            return mechanism.kind(site, **options)  # type: ignore[return-value]
+        except Exception as error:
+            if mechanism.package is None or isinstance(error, MtkitError) or is_oom(error):
+                raise
+            raise MtkitError(
+                f"attention '{mechanism.name}' of {mechanism.package} cannot be built "
+                f"({type(error).__name__}: {cut_words(str(error))}); repair that package"
+            ) from error
 
 
 def _mixed(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> MixedHeads:

@@ -161,12 +161,17 @@ def declared(kind: Callable[..., Any]) -> dict[str, Option]:
 
     A constructor may pass some on to its base class as `**shared: Unpack[Names]`, with a TypedDict Names: they
     have the base class's defaults.
+
+    Raises: TypeError for an option without an annotation or without a default.
     """
     parameters = inspect.signature(kind).parameters.values()
     options = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     passed_on = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.VAR_KEYWORD]
     constructor: Any = kind.__init__ if isinstance(kind, type) else kind  # type: ignore[misc]
     hints = get_type_hints(constructor, include_extras=True) if options or passed_on else {}
+    for parameter in options:
+        if parameter.name not in hints or parameter.default is parameter.empty:
+            raise TypeError(f"the option {parameter.name} of {kind.__name__} needs an annotation and a default")
     known = {parameter.name: _option(parameter.default, hints[parameter.name]) for parameter in options}
     if passed_on and get_origin(hint := hints.get(passed_on[0].name)) is Unpack:
         base: Any = kind.__base__  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ then means `full` with that slot set. Other packages list their mechanisms as mo
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -141,7 +141,7 @@ def _of_package(entry: EntryPoint) -> Mechanism:
         if not isinstance(module, ModuleType):
             raise TypeError(f"the entry point names {entry.value}, which is not a module")
         return _described(entry.name, OTHERS, _only_mechanism_in(module), _package(entry))
-    except Exception as error:  # of the package's code
+    except (Exception, SystemExit) as error:  # of the package's code
         raise MtkitError(
             f"attention mechanism {shown(entry.name)} of {_package(entry)} cannot be loaded "
             f"({type(error).__name__}: {cut_words(str(error))}); repair or uninstall that package"
@@ -270,4 +270,19 @@ def _only_mechanism_in(module: ModuleType) -> Any:
         raise TypeError(f"{module.__name__} must define exactly one public Attention or slot, not {len(kinds)}")
     if missing := [name for name in DECLARED if not hasattr(kinds[0], name)]:
         raise TypeError(f"{kinds[0].__name__} in {module.__name__} does not declare: {', '.join(missing)}")
+    _check_declared(kinds[0])
     return kinds[0]
+
+
+def _check_declared(kind: Any) -> None:
+    """Raises: TypeError for a declared attribute of a wrong type, and for roles that do not exist."""
+    names = f"a set of {', '.join(ROLES)}"
+    for name, is_valid, rule in (
+        ("roles", isinstance(kind.roles, Set) and len(kind.roles) > 0 and kind.roles <= set(ROLES), names),
+        ("published", isinstance(kind.published, Set) and kind.published <= set(kind.roles), "a set of its roles"),
+        ("paper", isinstance(kind.paper, str), "a text"),
+        ("complexity", isinstance(kind.complexity, str), "a text"),
+        ("growth", isinstance(kind.growth, int | float), "a number"),
+    ):
+        if not is_valid:
+            raise TypeError(f"{name} = {shown(getattr(kind, name))} of {kind.__name__} must be {rule}")

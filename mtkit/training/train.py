@@ -9,9 +9,10 @@ from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.memory import OOM_ERRORS, is_oom
 from mtkit.model.adaptation import train_in_part
-from mtkit.model.build import build_model, describe_attention
+from mtkit.model.build import attention_packages, build_model, describe_attention
 from mtkit.model.initial_embeddings import InitialEmbeddings
 from mtkit.model.network import Network
+from mtkit.model.trial import try_packages
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume, initial_run
 from mtkit.terminal import ProgressBar, Say, quiet, silent
@@ -66,6 +67,8 @@ def train(
         say, progress = (ignoring_write_errors(say), progress) if world.first else (quiet, silent)
         say(describe_attention(recipe))
         model = build_model(recipe, **prepared.model_sizes)
+        if packages := attention_packages(recipe):
+            try_packages(model, packages)
         init_from = initial_run(recipe.training.init_from, folder) if init_from is None else init_from
         embedded = _initialise(model, recipe, prepared, init_from, say, progress, resumes=can_resume(folder))
         training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)

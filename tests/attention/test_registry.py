@@ -12,14 +12,18 @@ from mtkit.attention import build, mechanisms
 from mtkit.attention.catalogue import describe, table
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, RunError
-from mtkit.model.build import attention_packages
+from mtkit.model.build import attention_packages, build_model
+from mtkit.model.trial import try_packages
 from mtkit.recipe import make_recipe
+from mtkit.training.train import train
 from tests.contract import test_arithmetic, test_causality, test_padding, test_saving, test_steps
 from tests.contract.cases import Case, cases_of
 from tests.decoding.trained import make_run
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-mechanism.md"
 SKELETON = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]  # type: ignore[index]
+
+INNER = 'inner: Annotated[Positive | None, Null("D")] = None'
 
 Install = Callable[..., None]
 
@@ -32,6 +36,12 @@ CHECKS = (
     test_arithmetic.test_bfloat16_stays_within_2_percent_of_float32,
     test_saving.test_random_numbers_serve_dropout_in_training_alone,
 )
+
+
+def changed(old: str, new: str) -> str:
+    """The skeleton with a mistake."""
+    assert old in SKELETON
+    return SKELETON.replace(old, new, 1)
 
 
 @pytest.fixture
@@ -85,6 +95,18 @@ def test_a_package_is_named_where_mechanisms_are_described(install: Install) -> 
         ({"code": "x = 1"}, "must define exactly one public Attention"),
         ({"module": "its_prefix_mean:PrefixMean"}, "is not a module"),
         ({"name": "Prefix_Mean"}, "small letters, digits and hyphens"),
+        ({"code": "import sys; sys.exit(3)"}, "of its 1.2 cannot be loaded .SystemExit: 3"),
+        (
+            {"code": changed('roles = frozenset({"decoder"})', 'roles = "decoder"')},
+            "roles = 'decoder' .* must be a set of",
+        ),
+        (
+            {"code": changed('roles = frozenset({"decoder"})', 'roles = frozenset({"dec"})')},
+            "must be a set of encoder, de",
+        ),
+        ({"code": changed('published = frozenset({"decoder"', 'published = frozenset({"cross"')}, "a set of its roles"),
+        ({"code": changed("growth = 1", "growth = '1'")}, "growth = '1' of PrefixMean must be a number"),
+        ({"code": changed(INNER, "inner=None")}, "the option inner of PrefixMean needs an annotation and a default"),
     ],
 )
 def test_a_package_that_cannot_be_loaded_is_named_and_spoils_nothing(
@@ -95,6 +117,55 @@ def test_a_package_that_cannot_be_loaded_is_named_and_spoils_nothing(
     assert build("full", role="encoder", d_model=32, heads=4)
     with pytest.raises(MtkitError, match=message):
         build(given.get("name", "prefix-mean"), role="decoder", d_model=32, heads=4)
+
+
+def test_a_mechanism_that_cannot_be_built_is_named(install: Install) -> None:
+    install(code=changed("super().__init__(site)", "raise KeyError('inner')"))
+    with pytest.raises(MtkitError, match=r"'prefix-mean' of its 1\.2 cannot be built \(KeyError: 'inner'\); repair"):
+        build("prefix-mean", role="decoder", d_model=32, heads=4)
+
+
+STEP = 'return Attended(output), {"sums": sums, "count": count}'
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (SKELETON[: SKELETON.index("    def advance")], "failed in a trial .*PrefixMean has no advance, which"),
+        (
+            changed("weight = self.v_proj.weight", "raise ValueError('x')"),
+            r"ValueError: x; .*its_prefix_mean.py, line 4\d",
+        ),
+        (changed(STEP, "return Attended(output)"), "TypeError: cannot unpack non-iterable Attended object"),
+        (changed("(sums / count)", "(sums / count.bit_length())"), "step by step decoding does not compute what whole"),
+        (changed("(sums / counts)", "(sums / counts / 0 * 0)"), "logits differ by nan"),
+    ],
+)
+def test_mistakes_in_a_package_show_before_training(code: str, message: str, install: Install) -> None:
+    install(code=code)
+    recipe = make_recipe({"attention": {"name": "prefix-mean"}, "model": {"d_model": 32, "heads": 4}})
+    model = build_model(recipe, source_vocabulary=40, target_vocabulary=40)
+    with pytest.raises(MtkitError, match=rf"^attention 'prefix-mean' of its 1\.2.*{message}.*repair that package$"):
+        try_packages(model, attention_packages(recipe))
+    assert model.training
+
+
+def test_the_trial_draws_no_random_numbers(install: Install) -> None:
+    install()
+    recipe = make_recipe({"attention": {"name": "prefix-mean"}, "model": {"d_model": 32, "heads": 4}})
+    model = build_model(recipe, source_vocabulary=40, target_vocabulary=40)
+    before = torch.get_rng_state()
+    try_packages(model, attention_packages(recipe))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_training_begins_with_the_trial(install: Install, tmp_path: Path) -> None:
+    install(code=SKELETON[: SKELETON.index("    def advance")])
+    prepared = make_run(tmp_path).prepared
+    recipe = make_recipe({"attention": {"name": "prefix-mean"}, "model": {"d_model": 32, "heads": 4}})
+    with pytest.raises(MtkitError, match="failed in a trial before training"):
+        train(recipe, prepared, tmp_path / "new", command=[])
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_name_that_is_taken_is_refused(install: Install) -> None:
