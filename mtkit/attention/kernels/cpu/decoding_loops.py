@@ -72,8 +72,7 @@ def write_exponentials(scores: Floats, count: int) -> np.float32:
     return max(total, np.float32(1))  # the largest alone adds 1; only a sum of nothing is below
 
 
-@part
-def write_attended(
+def _attended(
     queries: Floats,
     query_steps: Steps,
     keys: Floats | LowFloats,
@@ -130,34 +129,18 @@ def write_attended(
                 out[b, n, h, v] = total[v] / normaliser
 
 
+write_attended = part(_attended)
+
 STEPS = "UniTuple(int64, 4)"
 
-
-@compiled(
+attend_rows = compiled(
     *(
         f"float32[:, ::1], {STEPS}, {rows}[:, ::1], {STEPS}, {rows}[:, ::1], {STEPS}, int64, int64, "
         "boolean[:, :, :, :], float32, float32[:, :, :, :], float32[:, :, :, ::1]"
         for rows in ("float32", "int16")
     )
-)
-def attend_rows(
-    queries: Floats,
-    query_steps: Steps,
-    keys: Floats | LowFloats,
-    key_steps: Steps,
-    values: Floats | LowFloats,
-    value_steps: Steps,
-    key_groups: int,
-    value_groups: int,
-    seen: NDArray[np.bool_],
-    scale: np.float32,
-    factors: Floats,
-    out: Floats,
-) -> None:
-    """`write_attended` for a caller in Python."""
-    write_attended(
-        queries, query_steps, keys, key_steps, values, value_steps, key_groups, value_groups, seen, scale, factors, out
-    )
+)(_attended)
+"""`write_attended` for a caller in Python."""
 
 
 @compiled("int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1]")
