@@ -42,6 +42,19 @@ class Candidates(NamedTuple):
     """(B, G, S, 4E): the inputs to the LSTM's gates from h_j."""
 
 
+class Sources(NamedTuple):
+    """c sources that choose edges."""
+
+    opened: Tensor
+    """(B, G, c, E or 4E), from `EdgePredictor.opened`."""
+    i: Tensor
+    """(c,) or (1,): their positions."""
+    free: Tensor
+    """(B or 1, 1, c, S), from `free_candidates`."""
+    uniforms: Tensor | None = None
+    """(G, c, edges), from `EdgePredictor.uniforms`; None: the best candidates are chosen."""
+
+
 class Edges(NamedTuple):
     """The chosen edges of c sources."""
 
@@ -108,16 +121,15 @@ class EdgePredictor(nn.Module):
             rows = opened[:, :, first : first + CHUNK]
             i = torch.arange(first, first + rows.shape[2], device=query.device)
             free = free_candidates(i, candidates.keys.shape[2], role, valid)
-            uniforms = None if noise_key is None else self.uniforms(noise_key, i)
+            sources = Sources(rows, i, free, None if noise_key is None else self.uniforms(noise_key, i))
             recompute = noise_key is not None and torch.is_grad_enabled() and query.shape[1] > CHUNK
             if self.sequence:
-                edges, state = self._run(rows, i, candidates, free, uniforms, state, recompute=recompute)
+                edges, state = self._run(sources, candidates, state, recompute=recompute)
             elif recompute:
                 chunk = with_recorded_choices(self._chunk)
-                arguments = (rows, i, candidates, free, uniforms)
-                edges = checkpoint(chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
+                edges = checkpoint(chunk, sources, candidates, use_reentrant=False, preserve_rng_state=False)
             else:
-                edges = self._chunk(rows, i, candidates, free, uniforms)
+                edges = self._chunk(sources, candidates)
             parts.append(edges)
         return Edges(*(torch.cat(field, dim=2) for field in zip(*parts, strict=True)))
 
@@ -132,10 +144,11 @@ class EdgePredictor(nn.Module):
         if not self.sequence and free.shape[-1] <= self.edges:  # all are chosen, in whatever order
             targets = torch.arange(free.shape[-1], device=free.device).where(free, -1)
             return targets.expand(len(opened), self.graphs, opened.shape[2], -1), (opened, opened)
+        sources = Sources(opened, i, free)
         with torch.autocast(opened.device.type, enabled=False):
             if not self.sequence:
-                return self._best(opened, i, candidates, free), (opened, opened)
-            edges, state = self._choose(opened, i, candidates, free, None, state)
+                return self._best(sources, candidates), (opened, opened)
+            edges, state = self._choose(sources, candidates, state)
         return edges.targets, state
 
     def opened(self, query: Tensor) -> Tensor:
@@ -186,26 +199,19 @@ class EdgePredictor(nn.Module):
         rows: Tensor = linear(tokens.detach().type_as(linear.weight))
         return rows.unflatten(-1, (self.graphs, -1)).transpose(1, 2)
 
-    def _chunk(self, opened: Tensor, i: Tensor, candidates: Candidates, free: Tensor, uniforms: Tensor | None) -> Edges:
+    def _chunk(self, sources: Sources, candidates: Candidates) -> Edges:
         """Choose the edges of independent sources, without autocast."""
-        with torch.autocast(opened.device.type, enabled=False):
-            return self._choose(opened, i, candidates, free, uniforms, None)[0]
+        with torch.autocast(sources.opened.device.type, enabled=False):
+            return self._choose(sources, candidates, None)[0]
 
     def _run(
-        self,
-        opened: Tensor,
-        i: Tensor,
-        candidates: Candidates,
-        free: Tensor,
-        uniforms: Tensor | None,
-        state: LstmState | None,
-        *,
-        recompute: bool,
+        self, sources: Sources, candidates: Candidates, state: LstmState | None, *, recompute: bool
     ) -> tuple[Edges, LstmState]:
         """Choose the edges of consecutive sources in turn; return also the state (G, B, E) after the last.
 
         With `recompute`, the backward pass recomputes the scores.
         """
+        opened, i, free, uniforms = sources
         nothing = opened.new_zeros(self.graphs, len(opened), self.hidden)
         state = state or (nothing, nothing)
         left = free.sum(-1).unsqueeze(-1) > torch.arange(self.edges, device=i.device)  # (B or 1, 1, c, edges)
@@ -224,7 +230,7 @@ class EdgePredictor(nn.Module):
             reads, read = (x.permute(2, 3, 1, 0, *range(4, x.dim())).flatten(0, 1) for x in (reads, read))
             hidden, *after = LstmRun.apply(reads, self.recurrent, *state, states, read)  # type: ignore[no-untyped-call]
             hidden = hidden.unflatten(0, (len(i), -1))[:, :-1].permute(3, 2, 0, 1, 4)  # (B, G, c, edges, E)
-            arguments = (hidden, i, candidates, free, targets)
+            arguments = (hidden, sources, candidates, targets)
             if recompute:
                 sums = checkpoint(self._likelihood, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -232,7 +238,7 @@ class EdgePredictor(nn.Module):
         return Edges(targets, *sums), (after[0], after[1])
 
     def _likelihood(
-        self, hidden: Tensor, i: Tensor, candidates: Candidates, free: Tensor, targets: Tensor
+        self, hidden: Tensor, sources: Sources, candidates: Candidates, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy (B, G, c) of drawing these targets, from the states before each draw.
 
@@ -240,11 +246,11 @@ class EdgePredictor(nn.Module):
         """
         some, count = targets >= 0, candidates.keys.shape[2]
         scores = (hidden.flatten(2, 3) @ candidates.keys.mT).unflatten(2, hidden.shape[2:4])
-        scores = scores + self._near(i, candidates).unsqueeze(2)
-        draws = torch.arange(self.edges, device=i.device)
-        when = torch.full((*targets.shape[:3], count + 1), self.edges, device=i.device)
+        scores = scores + self._near(sources.i, candidates).unsqueeze(2)
+        draws = torch.arange(self.edges, device=targets.device)
+        when = torch.full((*targets.shape[:3], count + 1), self.edges, device=targets.device)
         when.scatter_(-1, targets.where(some, count), draws.expand(targets.shape))  # the draw that takes each candidate
-        available = free.unsqueeze(3) & (when[..., :-1].unsqueeze(3) >= draws.unsqueeze(-1))
+        available = sources.free.unsqueeze(3) & (when[..., :-1].unsqueeze(3) >= draws.unsqueeze(-1))
         scores = scores.masked_fill(~available, torch.finfo(scores.dtype).min)
         log_prob, entropy = self._of_draws(scores, available, targets.clamp(min=0), some)
         return log_prob.sum(-1), entropy.sum(-1)
@@ -264,16 +270,9 @@ class EdgePredictor(nn.Module):
         j = torch.arange(candidates.keys.shape[2], device=i.device)
         return self.distance[:, (i.unsqueeze(-1) - j).clamp(-REACH, REACH) + REACH]
 
-    def _choose(
-        self,
-        opened: Tensor,
-        i: Tensor,
-        candidates: Candidates,
-        free: Tensor,
-        uniforms: Tensor | None,
-        state: LstmState | None,
-    ) -> tuple[Edges, LstmState]:
+    def _choose(self, sources: Sources, candidates: Candidates, state: LstmState | None) -> tuple[Edges, LstmState]:
         """Choose the edges of independent sources; return also the LSTM's states after them."""
+        opened, i, free, uniforms = sources
         nothing = opened.new_zeros(*opened.shape[:3], self.hidden)
         state = self._read(opened, state or (nothing, nothing)) if self.sequence else (opened, nothing)
         near = self._near(i, candidates)
@@ -300,8 +299,9 @@ class EdgePredictor(nn.Module):
                 state = read
         return Edges(torch.stack(targets, dim=-1), log_prob, entropy), state
 
-    def _best(self, opened: Tensor, i: Tensor, candidates: Candidates, free: Tensor) -> Tensor:
+    def _best(self, sources: Sources, candidates: Candidates) -> Tensor:
         """Choose the best targets (B, G, c, edges) of independent sources, in fewer operations than `_choose`."""
+        opened, i, free, _ = sources
         inputs, keys = candidates.inputs, candidates.keys.mT
         segments, graphs, count = inputs.shape[:3]
         rows = inputs.flatten(0, 2)
