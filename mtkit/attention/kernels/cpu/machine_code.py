@@ -72,7 +72,8 @@ def compiled(
 def part(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """A function that loops call, compiled with them.
 
-    numba's cached code of a loop lasts until the loop's file changes: after a change here, remove `__pycache__`.
+    numba's cached code of a loop lasts until the loop's file changes: after a change of a part in another file,
+    remove `__pycache__`.
     """
     code: Callable[Arguments, Result] = njit(**HOW)(function)
     return code
