@@ -1,7 +1,17 @@
-"""Relative position labels of `etc`: scores by the clipped distance of two positions, or by belonging together."""
+"""Relative position labels of `etc`: scores by the clipped distance of two positions, or by belonging together.
+
+`token_lists` has the labels of all pairs that tokens see.
+"""
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
+
+from mtkit.attention.kernels.listed import Lists, smallest_type
+
+SHORTEST_BLOCK, LONGEST_BLOCK = 16, 64
+"""Tokens that share a list of keys: longer blocks waste products, shorter ones copies of keys."""
 
 
 class RelativeLabels(nn.Module):
@@ -20,6 +30,12 @@ class RelativeLabels(nn.Module):
         labels = 2 * clip + 3
         self.vectors = nn.Parameter(0.02 * torch.randn(heads, labels, width))
         self.biases = nn.Parameter(torch.zeros(heads, labels))
+
+    @property
+    def biases_by_distance(self) -> Tensor:
+        """The biases (H, 2 clip + 1) of distances from -clip to clip."""
+        right, left = self.biases[:, : self.clip + 1], self.biases[:, self.clip + 1 : 2 * self.clip + 1]
+        return torch.cat([left.flip(1), right], 1)
 
     def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor:
         """Return the bias (B, H, ..., T, S) by positions (..., T) and (..., S), with one product of q and the table."""
@@ -42,3 +58,30 @@ def distance_label(distance: Tensor, clip: int) -> Tensor:
     """Return the labels of keys at these distances to the right."""
     distance = distance.clamp(-clip, clip)
     return torch.where(distance < 0, clip - distance, distance)
+
+
+@lru_cache(maxsize=4)  # one to four bytes for each listed pair
+@torch.inference_mode(False)  # training uses the cached tensors too
+def token_lists(
+    length: int, nodes: int, radius: int, members: int, *, clip: int, hard: bool, device: torch.device
+) -> Lists:
+    """List the keys of each token block: the band, then all nodes, which are numbered after the tokens.
+
+    Labels are as in `RelativeLabels`, or all 0 if clip is 0. The result is cached for all layers: it depends only on
+    the arguments.
+    """
+    blocks = -(-length // min(max(radius, SHORTEST_BLOCK), LONGEST_BLOCK))
+    block = -(-length // blocks)  # equal blocks
+    width = min(block + 2 * radius, length)
+    start = torch.arange(0, length, block, device=device).unsqueeze(-1)
+    i = (start + torch.arange(block, device=device)).unsqueeze(-1)  # (blocks, block, 1)
+    near = (start - radius).clamp(0, length - width) + torch.arange(width, device=device)
+    node = torch.arange(nodes, device=device)
+    distance = near.unsqueeze(1) - i
+    member = (i // members).clamp(max=nodes - 1) == node
+    outside = 2 * clip + 1 if clip else 0
+    hidden = outside + (2 if clip else 1)
+    to_tokens = torch.where(distance.abs() <= radius, distance_label(distance, clip), hidden)
+    to_nodes = torch.where(member, outside + (clip > 0), hidden if hard else outside)
+    labels = torch.cat([to_tokens, to_nodes], dim=-1)
+    return Lists(torch.cat([near, length + node.expand(len(near), -1)], dim=-1), labels.to(smallest_type(hidden)))

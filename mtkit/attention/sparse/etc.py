@@ -16,7 +16,6 @@ Cost: O(T (r + g) + g²).
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -26,13 +25,13 @@ from torch.nn import functional as F
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.kernels.dot_product import expand_heads, safe_softmax, scores_of, upcast, weighted
-from mtkit.attention.kernels.listed import LabelScores, Lists, attend_listed, smallest_type
+from mtkit.attention.kernels.listed import LabelScores, attend_listed
 from mtkit.attention.kernels.running_softmax import attend_part, join_parts
 from mtkit.attention.marks import sentences
 from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer
 from mtkit.attention.slots import WITHOUT_SCORES
 from mtkit.attention.sparse._node_update import NodeUpdate
-from mtkit.attention.sparse._relative_labels import RelativeLabels, distance_label
+from mtkit.attention.sparse._relative_labels import LONGEST_BLOCK, RelativeLabels, token_lists
 from mtkit.errors import MtkitError
 
 PREFIXES = {
@@ -43,8 +42,6 @@ PREFIXES = {
 """For each value of `share`: the prefix of the key and value projections by (reader, what it reads)."""
 MEMORIES = ("carry", "local")
 NODES = ("blocks", "sentences")
-SHORTEST_BLOCK, LONGEST_BLOCK = 16, 64
-"""Tokens that share a list of keys: longer blocks waste products, shorter ones copies of keys."""
 Heads = tuple[Tensor, Tensor]
 """Keys (B, G, S, K) and values (B, G, S, V)."""
 
@@ -157,9 +154,7 @@ class Etc(HeadAttention):
         """Add the tokens' biases by distance, and the nodes' biases of tokens outside and inside their block."""
         learned = super().learned_numbers(inputs)
         if self.labels is not None:
-            clip, biases = self.labels.clip, self.labels.biases * self.scale
-            right, left = biases[:, : clip + 1], biases[:, clip + 1 : 2 * clip + 1]
-            learned["bias by distance"] = torch.cat([left.flip(1), right], 1)
+            learned["bias by distance"] = self.labels.biases_by_distance * self.scale
         if self.node_labels is not None:
             learned["node bias outside and inside its block"] = self.node_labels.biases[:, -2:] * self.scale
         return learned
@@ -355,30 +350,3 @@ class Etc(HeadAttention):
         super().adopt(full_state)
         seconds = [name for name, _ in self.named_children() if "global_" in name]
         self.adopt_copies(full_state, {name: "_".join(name.split("_")[-2:]) for name in seconds})  # "k_proj"
-
-
-@lru_cache(maxsize=4)  # one to four bytes for each listed pair
-@torch.inference_mode(False)  # training uses the cached tensors too
-def token_lists(
-    length: int, nodes: int, radius: int, members: int, *, clip: int, hard: bool, device: torch.device
-) -> Lists:
-    """List the keys of each token block: the band, then all nodes, which are numbered after the tokens.
-
-    Labels are as in `RelativeLabels`, or all 0 if clip is 0. The result is cached for all layers: it depends only on
-    the arguments.
-    """
-    blocks = -(-length // min(max(radius, SHORTEST_BLOCK), LONGEST_BLOCK))
-    block = -(-length // blocks)  # equal blocks
-    width = min(block + 2 * radius, length)
-    start = torch.arange(0, length, block, device=device).unsqueeze(-1)
-    i = (start + torch.arange(block, device=device)).unsqueeze(-1)  # (blocks, block, 1)
-    near = (start - radius).clamp(0, length - width) + torch.arange(width, device=device)
-    node = torch.arange(nodes, device=device)
-    distance = near.unsqueeze(1) - i
-    member = (i // members).clamp(max=nodes - 1) == node
-    outside = 2 * clip + 1 if clip else 0
-    hidden = outside + (2 if clip else 1)
-    to_tokens = torch.where(distance.abs() <= radius, distance_label(distance, clip), hidden)
-    to_nodes = torch.where(member, outside + (clip > 0), hidden if hard else outside)
-    labels = torch.cat([to_tokens, to_nodes], dim=-1)
-    return Lists(torch.cat([near, length + node.expand(len(near), -1)], dim=-1), labels.to(smallest_type(hidden)))
