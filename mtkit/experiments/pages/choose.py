@@ -199,7 +199,7 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
         "than it looks here."
     ]
     lines += [
-        f"- {_heads([question])}: {_trained(question)}; the mechanisms have their default options "
+        f"- {_heads([question])}: {_trained(question)}; {_options(question)} "
         f"([{question.study}.yaml](../studies/{question.study}.yaml)).{_unequal(question)}"
         for question in shown
         if question.study != first.study
@@ -222,6 +222,12 @@ def _doubts(answers: Sequence[Question], shown: Sequence[Question]) -> list[str]
         "paper with these results; [cost.md](cost.md) has speed and memory "
         "with equal work at 4,096 and 16,384 tokens, in the decoder too.",
     ]
+
+
+def _options(question: Question) -> str:
+    """Return which options a question's mechanisms have."""
+    other = [f"`{entry.entry}`" for entry in question.measured.values() if entry.entry != entry.name]
+    return "the mechanisms have their default options" + f", except {' and '.join(other)}" * bool(other)
 
 
 def _unequal(question: Question) -> str:

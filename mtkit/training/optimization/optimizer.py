@@ -122,7 +122,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def orthogonalize_together(matrices: Tensor, processes: int) -> Tensor:
-    """`orthogonalize` of the same matrices (N, A, B) in all processes, each of which computes an equal part."""
+    """`orthogonalize` of the same matrices (N, A, B) in all processes; each process computes an equal part."""
     if processes == 1:
         return orthogonalize(matrices)
     share = math.ceil(len(matrices) / processes)
