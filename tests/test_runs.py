@@ -148,8 +148,19 @@ def test_damaged_records_are_named(run: Path) -> None:
     assert check_damages(run / "run.json", use, names=run) > 60
     assert check_damages(run / "best.json", use, names=run) > 10
     (run / "best.json").write_text(json.dumps({"checkpoint": "../../elsewhere"}))
-    with pytest.raises(RunError, match=r"best\.json.*checkpoint = '\.\./.*elsewhere': is not a .*--checkpoint last"):
+    with pytest.raises(RunError, match=r"best\.json.*checkpoint = '\.\./.*elsewhere': is not a .*remove that file"):
         use()
+    (run / "best.json").unlink()
+    use()
+
+
+@pytest.mark.parametrize("content", [None, "", "model: {", "\0"], ids=["missing", "empty", "cut", "zeros"])
+def test_a_damaged_recipe_says_what_to_do(run: Path, content: str | None) -> None:
+    (run / "recipe.yaml").unlink()
+    if content is not None:
+        (run / "recipe.yaml").write_text(content)
+    with pytest.raises(RunError, match=r"one/recipe\.yaml.*; copy the run again, or choose another --run"):
+        find_run(name="one").load_model()
 
 
 @pytest.mark.parametrize("name", ["run.json", "recipe.yaml", "checkpoints/update-00000010/model.safetensors", "new"])

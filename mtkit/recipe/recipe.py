@@ -187,7 +187,8 @@ def _explain(error: PydanticError) -> str:
     fault = error.errors()[0]
     place = [str(part) for part in fault["loc"]]
     if fault["type"] in ("extra_forbidden", "invalid_key"):  # the second is a number in place of a name
-        return f"unknown setting {shown('.'.join(place))}{did_you_mean(place[-1], _keys_at(place[:-1]))}"
+        hint = did_you_mean(place[-1], _keys_at(place[:-1])) or _elsewhere(place[-1])
+        return f"unknown setting {shown('.'.join(place))}{hint}"
     return explain(error)
 
 
@@ -200,6 +201,20 @@ def _keys_at(place: list[str]) -> list[str]:
         if group is None:
             return []
     return list(group.model_fields)
+
+
+def _elsewhere(key: str) -> str:
+    """Return `" (did you mean 'data.tokenizer.vocabulary'?)"` if one other place of a recipe has a setting `key`."""
+
+    def places(group: Any, above: str) -> Iterator[str]:
+        for name, field in group.model_fields.items():
+            if name == key:
+                yield above + name
+            for inner in _groups(field.annotation):
+                yield from places(inner, f"{above}{name}.")
+
+    first, *others = [*dict.fromkeys(places(Recipe, ""))] or [""]
+    return f" (did you mean '{first}'?)" if first and not others else ""
 
 
 def _groups(annotation: Any) -> Iterator[Any]:

@@ -27,6 +27,7 @@ from mtkit.evaluation.heads import (
 from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import make_recipe
+from mtkit.runs import Run
 from mtkit.text.tokenizer import BOS, EOS
 from tests.decoding.trained import Trained, make_run
 
@@ -245,6 +246,9 @@ def test_other_data_is_refused(trained: Trained, tmp_path: Path) -> None:
     assert len(validation_side(trained.run)) == 7
     with pytest.raises(RunError, match="has other pieces or directions than"):
         validation_side(trained.run, other.prepared.folder)
+    (other.run.folder / "tokenizer/joint.model").write_bytes(b"damaged")
+    with pytest.raises(DataError, match="joint.model is not a readable sentencepiece model"):
+        validation_side(Run(other.run.folder))
 
 
 @torch.no_grad()

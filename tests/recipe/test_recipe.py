@@ -31,6 +31,7 @@ PAIR = {"source": "a", "target": "b"}
         ({"trainig": {}}, ["trainig", "did you mean 'training'"]),
         ({"training": {"max_update": 3}}, ["training.max_update", "max_updates"]),
         ({"data": {"tokenizer": {"vocab": 3}}}, ["data.tokenizer.vocab"]),
+        ({"data": {"vocabulary": 400}}, ["data.vocabulary' (did you mean 'data.tokenizer.vocabulary'"]),
         ({"seed": -1}, ["seed = -1", "greater than or equal to 0"]),
         ({"training": {"ema": False}}, ["training.ema = False", "should not be true or false"]),
         ({"seed": 2**63}, ["seed = 9223372036854775808", "less than"]),

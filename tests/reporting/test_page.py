@@ -148,6 +148,12 @@ def test_what_cannot_be_reported_is_one_line(folder: Path) -> None:
     assert not Path("report.html").exists()
 
 
+def test_a_page_without_weights_says_so_in_place_of_the_attention(folder: Path) -> None:
+    run = Run(folder / "mtkit-runs/one")
+    run.weights().unlink()
+    assert f"{run.weights().name} is missing" in typed("one")
+
+
 def test_segments_are_ordered_by_what_they_show(folder: Path) -> None:
     reference = Path("mtkit-runs/one/translations/test.reference.txt").read_text().split("\n")
     Path("mtkit-runs/two/translations/test.txt").write_text("\n".join([*reference[:1], *["x"] * 6]) + "\n")

@@ -30,6 +30,13 @@ def test_a_run_records_the_runs_that_it_began_with(prepared_folder: Path, tmp_pa
     assert any(line.endswith(" training pairs") for line in one["data"])
 
 
+def test_a_resumed_run_gets_its_tokenizer_back(prepared: Prepared, tmp_path: Path) -> None:
+    run(tiny(training={"max_updates": 1}), prepared, tmp_path / "one")
+    (tmp_path / "one/tokenizer/joint.model").write_bytes(b"")
+    run(tiny(training={"max_updates": 2}), prepared, tmp_path / "one")
+    assert Run(tmp_path / "one").tokenizers.source.size == prepared.tokenizers.source.size
+
+
 def test_new_embeddings_begin_with_word_vectors_and_resumed_ones_do_not(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
