@@ -139,6 +139,7 @@ def open_folder(
                 *ancestors(init_from),
             ]
         commands = [shlex.join(command)]
+    if vocabulary_of(folder / "tokenizer") != about["tokenizer"]:  # of a resumed run: it was lost or damaged
         with writing(inside(folder, "tokenizer")) as temporary:
             temporary.mkdir()
             copy_tokenizers(prepared.folder / "tokenizer", temporary)
