@@ -25,7 +25,7 @@ from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
 from mtkit.data.lengths import Lengths
-from mtkit.errors import RunError, did_you_mean, shown
+from mtkit.errors import RecipeError, RunError, did_you_mean, shown
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.recipe.file import read_settings
 from mtkit.recipe.settings import RUNS, run_folder_of
@@ -132,9 +132,15 @@ class Run:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """Settings of the training."""
-        path = self.folder / "recipe.yaml"
-        return make_recipe(read_settings(path), origin=str(path))  # its environment variables are already expanded
+        """Settings of the training. Raises: RunError if the file is missing, empty or damaged; RecipeError."""
+        path, advice = self.folder / "recipe.yaml", "copy the run again, or choose another --run"
+        try:
+            settings = read_settings(path)
+        except RecipeError as error:
+            raise RunError(f"{error}; {advice}") from error
+        if not settings:
+            raise RunError(f"{path} is empty; {advice}")  # all settings would be defaults
+        return make_recipe(settings, origin=str(path))  # its environment variables are already expanded
 
     @cached_property
     def tokenizers(self) -> "Tokenizers":
@@ -209,7 +215,7 @@ class Run:
         """
         folder = self.folder / "checkpoints"
         if which == "best":
-            best, advice = self.folder / "best.json", "use --checkpoint last"
+            best, advice = self.folder / "best.json", "remove that file, and the last checkpoint counts as the best"
             which = read_stored(best, Best, advice, error=RunError)["checkpoint"] if best.exists() else "last"
         # listed after best.json is read: a running training adds checkpoints
         names = sorted(path.name for path in folder.glob("update-*") if path.is_dir())

@@ -97,8 +97,9 @@ def _plain(value: Any) -> Any:
 def validation_side(run: Run, data: Path | None = None) -> Side:
     """Return the validation side of prepared data, by default the data in the run's recipe.
 
-    Raises: DataError if there is none; RunError if its pieces or its directions are not the run's.
+    Raises: DataError if there is none; RunError if its pieces or its directions are not the run's; as `Run.tokenizers`.
     """
+    assert run.tokenizers  # else data would be blamed for a damaged run
     prepared = open_prepared(run.recipe.data.folder if data is None else data)
     if vocabulary_of(prepared.folder / "tokenizer") != run.vocabulary or prepared.directions != run.directions:
         raise RunError(

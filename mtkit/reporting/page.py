@@ -152,7 +152,7 @@ def _overview(runs: Sequence[Run], systems: Sequence[RunName], side: SideScores)
         record = read_object(run.folder / "translations" / f"{side.name}.json")
         metrics = read_metrics(run.folder / "metrics.jsonl")
         peak = max((row.get("peak_bytes", 0) for row in metrics), default=0)
-        progress = _progress(run)
+        progress, weights = _progress(run), run.weights()
         rates = [row["tokens_per_second"] for row in metrics if row.get("tokens_per_second")]
         rows.append(
             [
@@ -163,7 +163,7 @@ def _overview(runs: Sequence[Run], systems: Sequence[RunName], side: SideScores)
                 f"{median(rates):,.0f}" if rates else "",
                 f"{record['tokens_per_second']:,.0f}" if record.get("tokens_per_second") else "",
                 f"{peak / 2**20:,.1f}" if peak else "",
-                f"{run.weights().stat().st_size / 2**20:,.1f}",
+                f"{weights.stat().st_size / 2**20:,.1f}" if weights.exists() else "",
             ]
         )
     metrics_heads = [score.name for score in side.overall.scores[0]]

@@ -145,7 +145,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    advice = "remove that line, and the same command resumes the run"
+    advice = "remove that line and repeat the command"
     return [dict(row) for row in read_stored_lines(path, Row, advice, error=RunError)]
 
 

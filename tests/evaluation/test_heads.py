@@ -247,7 +247,7 @@ def test_other_data_is_refused(trained: Trained, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="has other pieces or directions than"):
         validation_side(trained.run, other.prepared.folder)
     (other.run.folder / "tokenizer/joint.model").write_bytes(b"damaged")
-    with pytest.raises(DataError, match="joint.model is not a readable sentencepiece model"):
+    with pytest.raises(DataError, match=r"joint\.model is not a readable sentencepiece model"):
         validation_side(Run(other.run.folder))
 
 
