@@ -26,7 +26,10 @@ class Place:
     """Address of a Ray cluster, or "auto"; None: this machine."""
 
     def __post_init__(self) -> None:
-        """Raises: MtkitError for several jobs on a cluster, and for a device that this machine does not have."""
+        """Raises: MtkitError for numbers below 1, several jobs on a cluster, and a device that this machine lacks."""
+        for name, number in (("jobs", self.jobs), ("threads", self.threads)):
+            if number is not None and number < 1:
+                raise MtkitError(f"{name} = {number}: give 1 or more")
         if self.ray is None:
             find_device(self.device)
         elif self.jobs > 1:
