@@ -140,12 +140,12 @@ def shortened(text: str, most: int = 200) -> str:
 
 def short(number: float, digits: int = 3, gap: str = "") -> str:
     """Format a number in about `digits` digits with a unit prefix after the gap: 950, 1.2k, 7.1M, 3G."""
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        shown = f"{number:.{digits}g}"
-        if abs(float(shown)) < 1000 or prefix == "P":
-            return f"{shown}{gap}{prefix}" if prefix else shown
-        number /= 1000
-    raise AssertionError
+    prefix = ""
+    for larger in "kMGTP":
+        if abs(float(f"{number:.{digits}g}")) < 1000:
+            break
+        prefix, number = f"{gap}{larger}", number / 1000
+    return f"{number:.{digits}g}{prefix}"
 
 
 def _sides(rows: Rows, left: Collection[int]) -> list[str]:

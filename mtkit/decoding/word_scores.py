@@ -43,7 +43,7 @@ def score_words(tokenizer: Tokenizer, text: str, forced: Forced) -> WordScores:
 
 
 def _complete(shares: np.ndarray) -> np.ndarray:
-    """Return shares of pieces in words (pieces, words) that sum to 1 for each piece."""
+    """Return how much of each piece belongs to each word, (pieces, words); each row sums to 1."""
     sums = shares.sum(1, keepdims=True)
     complete = shares / np.where(sums > 0, sums, 1)
     word = shares.shape[1] - 1

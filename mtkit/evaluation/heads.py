@@ -99,7 +99,7 @@ def validation_side(run: Run, data: Path | None = None) -> Side:
 
     Raises: DataError if there is none; RunError if its pieces or its directions are not the run's; as `Run.tokenizers`.
     """
-    assert run.tokenizers  # else data would be blamed for a damaged run
+    _ = run.tokenizers  # raises here if they are damaged; else the data would be blamed
     prepared = open_prepared(run.recipe.data.folder if data is None else data)
     if vocabulary_of(prepared.folder / "tokenizer") != run.vocabulary or prepared.directions != run.directions:
         raise RunError(

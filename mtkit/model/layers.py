@@ -30,7 +30,7 @@ class StackPass:
         weights: Weights | None = None,
         marks: Tensor | None = None,
     ) -> None:
-        """`weights` gathers the attention weights of the roles that it contains; marks (B, N) are those of a step."""
+        """`weights` gathers the attention weights of its roles; `marks` (B, N) mark the tokens of a step."""
         self.self_carry: Any = None
         self.cross_carry: Any = None
         self.losses = losses

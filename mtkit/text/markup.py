@@ -26,7 +26,7 @@ DEEPEST = 100
 """Maximum depth of elements whose text is translated; deeper ones stay as they are."""
 
 INFLECTION = 2
-"""Maximum letters of a placeholder's word, beside the placeholder, that count as its inflection, as in {name}'s."""
+"""Maximum letters in the same word as a placeholder that count as its inflection, as in {name}'s."""
 
 _BREAKS = frozenset({"br", "hr"})
 """Elements that separate words."""

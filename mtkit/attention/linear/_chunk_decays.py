@@ -142,7 +142,7 @@ class HeadDecays(_Decays):
 
 
 class ChannelDecays(_Decays):
-    """Decays of each channel of the keys, from logarithms (n, c, K): products sum over channels that decay apart.
+    """Decays per key channel, from logarithms (n, c, K): products sum over channels that decay independently.
 
     If a chunk's decays are weak, exp(L_t) and exp(-L_s) are factors of its rows and keys.
     """

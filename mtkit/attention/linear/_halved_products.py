@@ -1,4 +1,4 @@
-"""Products of a chunk's rows with keys of which each channel decays by itself, however strongly.
+"""Products of a chunk's rows with keys whose channels decay independently, however strongly.
 
 Row t reads key s by the sum over channels of q_t k_s exp(L_t - L_s), with the sums L of the decays' logarithms. If a
 block's decays are weak, exp(L_t) and exp(-L_s) are factors of its rows and keys. Between blocks, products are formed
@@ -28,7 +28,7 @@ def are_weak(totals: Tensor) -> bool:
 
 
 def weak_block(decay: Tensor) -> int:
-    """Return the largest power of 2 of positions, less than c, so that all blocks' decays are weak, or 1."""
+    """Return the largest block size, a power of 2 below c, at which all blocks' decays are weak; else 1."""
     block, (totals,) = 1, _to_power_of_2(decay)
     while totals.shape[1] > 2 and are_weak(totals := totals.unflatten(1, (-1, 2)).sum(2)):
         block *= 2
@@ -104,7 +104,7 @@ def _blocks(x: Tensor, size: int) -> Tensor:
 
 
 def _half(x: Tensor, half: int, which: int) -> Tensor:
-    """Return the first or the second halves (n, c / 2 half, half, K) of blocks of x (n, c, K)."""
+    """Return the blocks' first or second halves (n, c / 2 half, half, K) in x (n, c, K)."""
     return x.unflatten(1, (-1, 2, half)).select(2, which)
 
 
