@@ -48,9 +48,14 @@ def together(processes: int, work: Callable[..., Found], *arguments: Any) -> lis
             assert ready, f"{len(missing)} of {processes} processes gave nothing in {PATIENCE:.0f} seconds"
             for pipe in ready:
                 assert isinstance(pipe, Connection)
-                result, trace = pickle.loads(pipe.recv_bytes())
+                rank = pipes.index(pipe)
+                try:
+                    result, trace = pickle.loads(pipe.recv_bytes())
+                except EOFError:
+                    children[rank].join()
+                    raise AssertionError(f"process {rank} ended with code {children[rank].exitcode}") from None
                 assert trace is None, trace
-                found[pipes.index(pipe)] = result
+                found[rank] = result
     finally:
         for child in children:
             child.kill() if len(found) < processes else child.join()

@@ -250,7 +250,7 @@ def test_mistakes_are_named(arguments: list[str], message: str) -> None:
     Path("mtkit-runs/other/run.json").write_text(json.dumps(ABOUT))
     Path("mtkit-runs/three").mkdir()
     Path("mtkit-runs/three/run.json").write_text(json.dumps(ABOUT))
-    Path("mtkit-runs/three/recipe.yaml").write_text("")
+    Path("mtkit-runs/three/recipe.yaml").write_text("seed: 1\n")
     with pytest.raises(MtkitError, match=message) as raised:
         typed(*arguments)
     assert "\n" not in str(raised.value)

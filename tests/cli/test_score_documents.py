@@ -31,7 +31,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         translations = [[Translation(text, 0.0, 0.0, (3,))] for text in corpus(30, 0.2, len(name))]
         save(run, HeldOut("test", REFERENCES, REFERENCES, document_ids=ids), translations, Speed(1, 30, 30), {})
         (run.folder / "run.json").write_text(json.dumps(ABOUT))
-        (run.folder / "recipe.yaml").write_text("")
+        (run.folder / "recipe.yaml").write_text("seed: 1\n")
     written(Path("hypothesis"), corpus(30, 0.3))
     written(Path("reference"), REFERENCES)
     written(Path("ids"), [str(number) for number in IDS])
