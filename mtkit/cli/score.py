@@ -207,7 +207,8 @@ def _check_options(options: dict[str, Any]) -> None:
 
 def _score_texts(options: dict[str, Any]) -> str:
     """Score translations of runs or of files; print notes, draw the picture; return the tables or the JSON object."""
-    from mtkit.evaluation.documents import document_metrics, draw_by_position
+    from mtkit.evaluation.documents import document_metrics
+    from mtkit.evaluation.pictures.document_positions import draw_by_position
     from mtkit.evaluation.report import sides_object, sides_text
     from mtkit.evaluation.segment_scores import check_files, named_files
     from mtkit.evaluation.side_scores import score_side

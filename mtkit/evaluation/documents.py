@@ -3,57 +3,32 @@
 Document BLEU (d-BLEU; Liu et al., "Multilingual Denoising Pre-training for Neural Machine Translation", TACL 2020; Bao
 et al., "G-Transformer for Document-Level Machine Translation", ACL 2021) is BLEU with the lines of a document, joined
 by spaces, as one segment. n-grams may cross lines, so that sentences may be cut in another way than the reference's.
-
-Term consistency is the share, in per cent, of the pairs of occurrences of a source word in a document whose
-translations are the same word, as LTCR (Lyu et al., "Encouraging Lexical Translation Consistency for Document-Level
-Neural Machine Translation", EMNLP 2021). Words have no case and no punctuation, contain a letter, and are not among
-the `FREQUENT` most frequent source words of the side, which are mostly function words. The translation of an occurrence
-is the word that `mtkit.evaluation.word_links` links it to; occurrences without a link are left out.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
-from math import comb
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sacrebleu.metrics.base import Score as SacrebleuScore
 
 from mtkit.errors import DataError, MtkitError
-from mtkit.evaluation.metrics import CountedMetric, metric_names
-from mtkit.evaluation.pictures.figures import save_figure
+from mtkit.evaluation.document_positions import PositionRow, by_position
+from mtkit.evaluation.metrics import metric_names
 from mtkit.evaluation.scores import RESAMPLES, Score, with_intervals
 from mtkit.evaluation.segment_scores import comet_models
-from mtkit.evaluation.statistics import LengthRow, Statistics, gather, in_buckets
+from mtkit.evaluation.statistics import Statistics
 from mtkit.evaluation.systems import SystemTexts
-from mtkit.evaluation.word_links import link_pairs, terms_of
+from mtkit.evaluation.term_consistency import consistency
 from mtkit.terminal import ProgressBar, silent
 
 METRICS = ("BLEU", "chrF")
 """Metrics of documents. TER's search for shifts takes too long on documents; exact and token match are of lines."""
 
-CONSISTENCY = "consistency"
-
-FREQUENT = 100
-"""Number of most frequent source words that are no terms; a tenth of the different words if there are few."""
-
 Rows = list[list[int]]
 """Line numbers of each document, from 0."""
-
-
-@dataclass(frozen=True)
-class PositionRow(LengthRow):
-    """Scores of one system on lines `least` to `most` of the documents, counted from 1; `segments` are lines."""
-
-    documents: int
-    """Documents with such lines."""
-    low: float | None
-    """Lower end of the 95% interval of the first score, over documents; None if there is one document."""
-    high: float | None
 
 
 @dataclass(frozen=True)
@@ -138,115 +113,3 @@ def document_scores(
             ((reference,),), _ = with_intervals([[of_reference]], RESAMPLES if len(documents) > 1 else 0)
     positions = by_position(lines, documents, metrics, kinds, progress)
     return terms, DocumentScores(sum(map(len, documents)), positions, reference, pairs)
-
-
-class Consistency(CountedMetric):
-    """Term consistency as a sacrebleu metric. Statistics of a document: pairs with the same translation, all pairs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_refs = 0
-
-    def _compute_score_from_stats(self, stats: Any) -> Any:
-        return SacrebleuScore(CONSISTENCY, 100 * float(stats[0]) / float(stats[1]) if stats[1] else 0.0)
-
-
-def consistency(
-    sources: Sequence[str], translations: Sequence[Sequence[str]], documents: Rows, progress: ProgressBar = silent
-) -> list[Statistics]:
-    """Return the statistics of term consistency over documents for each list of translations of the source lines."""
-    words = list(map(terms_of, sources))
-    counts = Counter(chain.from_iterable(words))
-    frequent = {word for word, _ in counts.most_common(min(FREQUENT, len(counts) // 10))}
-    statistics = []
-    for lines in translations:
-        spoken = list(map(terms_of, lines))
-        links = link_pairs(words, spoken, progress)
-        rows = []
-        for document in documents:
-            translations_of: defaultdict[str, list[str]] = defaultdict(list)
-            for row in document:
-                for source, target in links[row]:
-                    word = words[row][source]
-                    if word not in frequent and any(map(str.isalpha, word)):
-                        translations_of[word].append(spoken[row][target])
-            lists = translations_of.values()
-            same = sum(comb(count, 2) for words_of in lists for count in Counter(words_of).values())
-            rows.append((same, sum(comb(len(words_of), 2) for words_of in lists)))
-        kinds = np.zeros(len(rows), dtype=np.intp)
-        statistics.append(Statistics(CONSISTENCY, [Consistency()], np.array(rows, dtype=np.float64), kinds))
-    return statistics
-
-
-def by_position(
-    texts: SystemTexts,
-    documents: Rows,
-    metrics: Sequence[tuple[str, Sequence[Any]]],
-    kinds: NDArray[np.intp],
-    progress: ProgressBar = silent,
-) -> list[list[PositionRow]]:
-    """Return rows of scores by the number of the line in its document for each system, in buckets as `by_length`.
-
-    `kinds` (lines,) are the indices of the lines' metrics. Intervals are over documents: bootstrap resamples of the
-    documents that have lines in the bucket.
-    """
-    places = np.zeros(len(kinds), dtype=np.intp)
-    numbers = np.zeros(len(kinds), dtype=np.intp)
-    for number, rows in enumerate(documents):
-        places[rows], numbers[rows] = np.arange(1, len(rows) + 1), number
-    tables = []
-    for hypotheses in texts.hypotheses:
-        table = []
-        lines = gather(metrics, hypotheses, texts.references, kinds=kinds, progress=progress)
-        for least, most, members in in_buckets(places):
-            if least == 0:
-                continue  # lines between documents
-            scores = {of_metric.name: float(of_metric.result(members).score) for of_metric in lines}
-            bleu = next((of_metric.result(members) for of_metric in lines if of_metric.name == "BLEU"), None)
-            by_document = _of_documents(lines[0].of(members), numbers[members])
-            ratio = bleu.sys_len / bleu.ref_len if bleu and bleu.ref_len else None
-            ((first,),), _ = with_intervals([[by_document]], RESAMPLES if len(by_document.rows) > 1 else 0)
-            about = least, most, int(members.sum()), scores, ratio
-            table.append(PositionRow(*about, len(by_document.rows), first.low, first.high))
-        tables.append(table)
-    return tables
-
-
-def _of_documents(lines: Statistics, numbers: NDArray[np.intp]) -> Statistics:
-    """Sum the statistics of lines by document (lines,)."""
-    _, first, places = np.unique(numbers, return_index=True, return_inverse=True)
-    rows = np.zeros((len(first), lines.rows.shape[1]))
-    np.add.at(rows, places, lines.rows)
-    return replace(lines, rows=rows, kinds=lines.kinds[first])
-
-
-def draw_by_position(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[PositionRow]]]], path: Path) -> None:
-    """Draw the first score by position with its intervals as a PNG: a panel per side, a line per system.
-
-    `tables` are the title of each side, the names of the systems and their rows.
-
-    Raises: MtkitError if the file cannot be written.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.6 * len(tables)), layout="constrained")
-    for axes, (title, names, systems) in zip(figure.subplots(len(tables), squeeze=False)[:, 0], tables, strict=True):
-        for number, (name, rows) in enumerate(zip(names, systems, strict=True)):
-            metric = next(iter(rows[0].scores))
-            values = [row.scores[metric] for row in rows]
-            places = [place + 0.08 * (number - (len(names) - 1) / 2) for place in range(len(rows))]
-            below = [np.nan if row.low is None else max(row.scores[metric] - row.low, 0.0) for row in rows]
-            above = [np.nan if row.high is None else max(row.high - row.scores[metric], 0.0) for row in rows]
-            axes.errorbar(
-                places, values, yerr=[below, above], marker="o", markersize=4, capsize=3, linewidth=1.2, label=name
-            )
-        labels = [f"{row.name}\n{row.segments:,}\n{row.documents:,}" for row in systems[0]]
-        axes.set_xticks(range(len(labels)), labels, fontsize=7)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("line in the document; below, the number of such lines, and of documents that have them")
-        axes.set_ylabel(f"{metric}, 95% interval over documents")
-        axes.set_title(title, fontsize=9, loc="left", parse_math=False)
-        axes.legend(frameon=False)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, path)

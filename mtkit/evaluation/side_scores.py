@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mtkit.evaluation.documents import DocumentScores, PositionRow, document_rows, document_scores, joined
+from mtkit.evaluation.document_positions import PositionRow
+from mtkit.evaluation.documents import DocumentScores, document_rows, document_scores, joined
 from mtkit.evaluation.metrics import METRICS, missing_tokenizer
 from mtkit.evaluation.scores import RESAMPLES, distinct_languages, doubt, named_metrics
 from mtkit.evaluation.segment_scores import added_scores, comet_command, comet_models
@@ -63,7 +64,7 @@ def score_side(
     """Score a side's translations; `lengths` adds scores by source length, which require the sources.
 
     `documents` scores whole documents instead of lines, adds scores by position in the document and, if the source is
-    known, the consistency of terms (`mtkit.evaluation.documents`). The metrics are then BLEU, chrF or both.
+    known, the consistency of terms (`mtkit.evaluation.term_consistency`). The metrics are then BLEU, chrF or both.
 
     `language` is the target language of all segments. With None, it is taken from the file of directions, or unknown if
     there is no such file.

@@ -8,18 +8,14 @@ import pytest
 import sacrebleu
 
 from mtkit.errors import DataError, MtkitError
-from mtkit.evaluation.documents import (
-    by_position,
-    consistency,
-    document_metrics,
-    document_rows,
-    draw_by_position,
-    joined,
-)
+from mtkit.evaluation.document_positions import by_position
+from mtkit.evaluation.documents import document_metrics, document_rows, joined
+from mtkit.evaluation.pictures.document_positions import draw_by_position
 from mtkit.evaluation.report import side_object, side_text, sides_text
 from mtkit.evaluation.scores import named_metrics, score_corpus
 from mtkit.evaluation.side_scores import score_side
 from mtkit.evaluation.systems import SystemTexts, Translated
+from mtkit.evaluation.term_consistency import consistency
 from tests.evaluation.test_statistics import corpus
 from tests.evaluation.test_systems import written
 
@@ -119,7 +115,7 @@ def test_consistency_is_the_share_of_pairs_translated_alike(monkeypatch: pytest.
             list(zip(*[range(min(len(a), len(b)))] * 2, strict=True)) for a, b in zip(sources, targets, strict=True)
         ]
 
-    monkeypatch.setattr("mtkit.evaluation.documents.link_pairs", link_pairs)
+    monkeypatch.setattr("mtkit.evaluation.term_consistency.link_pairs", link_pairs)
     sources = ["bank x 7 old", "bank x 7", "Bank, y"]
     #                bank: ufer twice and bank once, 1 of 3 pairs; x: q and q, 1 of 1; 7 is no term; old occurs once
     translations = ["Ufer q 8 alt", "ufer; Q 9", "Bank r"]
@@ -128,7 +124,7 @@ def test_consistency_is_the_share_of_pairs_translated_alike(monkeypatch: pytest.
     assert found.result().score == 50
     (apart,) = consistency(sources, [translations], [[0], [1, 2]])
     assert apart.rows.tolist() == [[0, 0], [0, 1]]
-    monkeypatch.setattr("mtkit.evaluation.documents.FREQUENT", 1)
+    monkeypatch.setattr("mtkit.evaluation.term_consistency.FREQUENT", 1)
     sources += [f"w{number}" for number in range(10)]  # 15 words, a tenth of which is the most frequent one: bank
     (rare,) = consistency(sources, [[*translations, *["-"] * 10]], [[0, 1, 2]])
     assert rare.rows.tolist() == [[1, 1]]
