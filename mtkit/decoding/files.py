@@ -31,7 +31,8 @@ from mtkit.storage.files import inside, is_device, json_text
 from mtkit.storage.jobs import Item, Part, open_job
 from mtkit.storage.outputs import check_outputs
 from mtkit.terminal import Say, quiet
-from mtkit.text.markup import Marked, parse, restore
+from mtkit.text.markup import Marked, parse
+from mtkit.text.tag_placement import restore
 
 UNPAIRED = "source lines and target lines do not make pairs: their numbers differ"
 
@@ -67,7 +68,7 @@ def translate_file(
     `heads`, or by the mean of the last layer's.
 
     Each translation begins with its line of `prefixes`, which may be empty. With `markup`, inline tags are carried over
-    by the same links (`mtkit.text.markup`).
+    by the same links (`mtkit.text.tag_placement`).
 
     `direction` is required for a run with several. With `documents`, lines of a document are translated together;
     None: as trained. Documents are separated by blank lines or given by `document_ids`, one per line. `say` gets

@@ -11,7 +11,8 @@ from html.parser import HTMLParser
 from itertools import chain, groupby, pairwise
 from typing import Literal
 
-from mtkit.text.markup import VOID, Marked, Token, build, partners, restore, text_tokens, unescape
+from mtkit.text.markup import VOID, Marked, Token, build, partners, text_tokens, unescape
+from mtkit.text.tag_placement import restore
 
 _BLOCKS = """
 address area article aside audio base blockquote body br button canvas caption center col colgroup datalist dd details
@@ -62,7 +63,7 @@ class Page:
         return [*pages[:-1], Page((*pages[-1].between[:1], last), self.segments[-1:])] if pages else [self]
 
     def restore(self, targets: Sequence[str], links: Sequence[Iterable[tuple[int, int]]]) -> str:
-        """The page with translations of `text`'s lines, by links as in `mtkit.text.markup.restore`."""
+        """The page with translations of `text`'s lines, by links as in `mtkit.text.tag_placement.restore`."""
         page = self.between[0]
         # not strict: without segments, `text` is one empty line
         for segment, target, its_links, text in zip(self.segments, targets, links, self.between[1:], strict=False):

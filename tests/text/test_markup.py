@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mtkit.text.markup import Token, _tokens, build, parse, partners, restore
+from mtkit.text.markup import Token, _tokens, build, parse, partners
+from mtkit.text.tag_placement import restore
 
 Links = list[tuple[int, int]]
 
