@@ -2,9 +2,9 @@
 
 An element encloses the words of the translation that are linked to its words, as the longest run without words of its
 siblings. A tag without linked words follows the translation of the word before it. Placeholders, such as {name} and %s,
-and text with `translate="no"` replace their copy in the translation, or else the words linked to them. If those are more
-than their share of the line, the links are wrong: then they replace nothing. So each tag and each placeholder of the
-source is in the target once, and elements are nested as in the source.
+and text with `translate="no"` replace their copy in the translation, or else the words linked to them. If those are
+more than their share of the line, the links are wrong: then they replace nothing. So each tag and each placeholder of
+the source is in the target once, and elements are nested as in the source.
 """
 
 import html
