@@ -1,5 +1,6 @@
 """The errors that a user can cause; `mtkit.cli.app` prints each as one line and exits with code 2."""
 
+import errno
 import re
 
 
@@ -56,6 +57,21 @@ def cut_words(message: str) -> str:
 def first_line(error: Exception) -> str:
     """Return the first line of another library's message, or the name of the error if it has no message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+_REMEDIES = {
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EISDIR: "give a file",
+    errno.ENOTDIR: "a part of this path is a file; check the name",
+    errno.ELOOP: "its links lead in a circle; give the file itself",
+    errno.EACCES: "change its permissions, or give another file",
+}
+
+
+def reason(error: OSError) -> str:
+    """Return the system's message of an error, with a remedy if one is known: "File name too long; give ..."."""
+    message = str(error.strerror or error)
+    return f"{message}; {_REMEDIES[error.errno]}" if error.errno in _REMEDIES else message
 
 
 def did_you_mean(word: str, known: "list[str]") -> str:

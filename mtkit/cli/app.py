@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer import Option
 
-from mtkit.errors import MtkitError, cut, cut_words
+from mtkit.errors import MtkitError, cut, cut_words, reason
 from mtkit.version import __version__
 
 COMMANDS = (
@@ -114,7 +114,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _exit(130, "stopped")
     except OSError as error:
-        _exit(2, f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror or error))
+        _exit(2, f"{error.filename}: {reason(error)}" if error.filename else reason(error))
     except (MemoryError, RuntimeError) as error:
         from mtkit.memory import is_oom
 
@@ -132,7 +132,7 @@ def _exit(code: int, message: str | None = None) -> NoReturn:
     """Print a message and exit. Output that cannot be written is dropped: Python would retry it and exit with 120."""
     # print would use standard output instead of None
     if message is not None and sys.stderr is not None and not _is_printed(message):
-        message = re.sub(r"[^\s/]{256,}", lambda word: cut(word[0]), message)  # longer than any file name
+        message = re.sub(r"[^\s/:]{256,}", lambda word: cut(word[0]), message)  # longer than any file name
         try:
             print(f"mtkit: {message}", file=sys.stderr)
         except OSError:

@@ -32,7 +32,8 @@ def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
     """
     rows_to_join = [(other, row) for other in others for row in _rows(other)]
     if not rows_to_join:
-        raise MtkitError(f"{', '.join(str(_path(other)) for other in others)}: no results to join")
+        names = ", ".join(str(_path(other)) for other in others)
+        raise MtkitError(f"{names}: no results to join; give a folder of `mtkit compare`, or a results.jsonl")
     for other, row in rows_to_join:
         if isinstance(other, Path) and not folder.exists():
             raise MtkitError(f"{folder.path} has no study for the rows of {other}; give --study or --attention too")

@@ -61,7 +61,7 @@ def find_folder(place: str) -> Path:
     path = Path(place)
     if path.is_dir():
         return path
-    if path.is_absolute() or place.startswith(".") or place.count("/") != 1:
+    if path.exists() or path.is_absolute() or place.startswith(".") or place.count("/") != 1:
         raise MtkitError(f"no folder {place}; give one, or a name on the hub such as Helsinki-NLP/opus-mt-en-de")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

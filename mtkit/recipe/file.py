@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, Field
 
-from mtkit.errors import RecipeError, cut_words, did_you_mean, shown
+from mtkit.errors import RecipeError, cut_words, did_you_mean, reason, shown
 from mtkit.storage.yaml_text import load_yaml
 
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -66,9 +66,9 @@ def read_text(path: Path, what: str = "recipe") -> str:
         with path.open(encoding="utf-8") as file:
             text = file.read(LARGEST + 1)
     except OSError as error:
-        raise RecipeError(f"cannot read {what} {path}: {error.strerror}") from error
+        raise RecipeError(f"cannot read {what} {path}: {reason(error)}") from error
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{path}: not a YAML {what}: its bytes are not UTF-8") from error
+        raise RecipeError(f"{path}: not a YAML {what}: its bytes are not UTF-8; give a text file") from error
     if len(text) > LARGEST:
         raise RecipeError(f"{path}: larger than a {what} may be ({LARGEST:,} characters); give another file")
     return text

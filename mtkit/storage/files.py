@@ -38,6 +38,8 @@ class WriteError(MtkitError):
             reason, remedy = f"{link} is a link to {link.readlink()}, which does not exist", "choose another place"
         elif os.strerror(errno.EFBIG) in reason:
             remedy = "raise the limit of file sizes (ulimit -f) or choose another place"
+        elif error.errno == errno.ENAMETOOLONG:
+            remedy = "give a shorter name"
         super().__init__(f"cannot write {' and '.join(map(str, paths))}: {reason}; {remedy}")
         self.paths = paths
         self.error = error

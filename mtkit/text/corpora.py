@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ def plain_files(corpus: Corpus) -> list[Path] | None:
     if _table(corpus) is not None or corpus.scores is not None:
         return None
     paths = paths_of(corpus)
-    return paths if all(path.suffix != ".gz" and path.is_file() for path in paths) else None
+    return paths if all(path.suffix != ".gz" and os.path.isfile(path) for path in paths) else None
 
 
 def line_count(corpus: Corpus) -> int | None:

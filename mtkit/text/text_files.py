@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from mtkit.errors import DataError
+from mtkit.errors import DataError, reason
 
 _BOM = b"\xef\xbb\xbf"
 _BUFFER = 1 << 20
@@ -200,7 +200,7 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
             else:
                 yield file
     except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder, not a text file") from error
+        raise DataError(f"{path} is a folder, not a text file; give a file") from error
     except FileNotFoundError as error:
         raise DataError(f"no file {path}; check the name") from error
     except EOFError as error:
@@ -208,4 +208,4 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is not a valid gzip file ({error}); fetch it again, or rename it") from error
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        raise DataError(f"cannot read {path}: {reason(error)}") from error

@@ -231,6 +231,18 @@ def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:
         assert "loop" in result["stderr"]
 
 
+@pytest.mark.parametrize("words", ["translate --input text --output", "score --run", "train --recipe"])
+def test_a_name_that_is_too_long_is_said_with_advice(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("a\n")
+    monkeypatch.setattr(sys, "argv", ["mtkit", *words.split(), "x" * 300])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.endswith("File name too long; give a shorter name\n")
+
+
 def test_a_reader_that_has_left_is_no_mistake() -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -255,7 +255,7 @@ def test_folders_are_joined_and_printed(known: Any) -> None:
         (["--reproduce", "rows.jsonl"], "go together"),
         (["--row", "1"], "go together"),
         (["--reproduce", "rows.jsonl", "--row", "1"], "cannot read rows.jsonl"),
-        (["--join", "nowhere"], "no results to join"),
+        (["--join", "nowhere"], "no results to join; give a folder"),
         (["--study", "nowhere.yaml"], "cannot read"),
         (["--attention", "full", "--task", "cpoy"], "did you mean 'copy'"),
     ],

@@ -154,6 +154,14 @@ def test_bad_text_is_one_line_and_leaves_nothing(
     assert {path.suffix for path in settings.folder.parent.iterdir()} == {".en", ".de"}
 
 
+def test_text_with_a_name_that_is_too_long_is_not_mistaken_for_the_output(
+    settings: DataSettings, write_pair: WritePair
+) -> None:
+    pair = write_pair("bad", SOURCE, TARGET)
+    with pytest.raises(DataError, match=r"cannot read .*: File name too long; give a shorter name"):
+        prepare(settings.model_copy(update={"train": (pair.model_copy(update={"target": Path("x" * 300)}),)}))
+
+
 def test_sides_that_part_are_refused_with_the_line_unless_told_to_take_them(
     settings: DataSettings, write_pair: WritePair
 ) -> None:

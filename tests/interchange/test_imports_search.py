@@ -76,6 +76,14 @@ def test_a_setting_that_no_marian_model_reads_is_not_in_the_way(folder: Path, tm
     assert import_marian(other, tmp_path / "run").notes == []
 
 
+def test_a_file_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "opus").touch()
+    with pytest.raises(MtkitError, match="no folder models/opus; give one"):
+        find_folder("models/opus")
+
+
 def test_a_hub_model_without_safetensors_is_refused_with_the_lines_that_convert_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -89,7 +89,7 @@ def test_errors_of_a_study_call_it_a_study(tmp_path: Path) -> None:
     cases = {
         b"entries: [full": r"mine\.yaml, line [12]: not a YAML study",
         b"[full]": "a study is a mapping of settings, as in `entries:",
-        b"\xff": "not a YAML study: its bytes are not UTF-8",
+        b"\xff": "not a YAML study: its bytes are not UTF-8; give a text file",
         b"entries:\n- \x07": r"mine\.yaml, line 2: not a YAML study: the character U\+0007 is not allowed; remove it",
         b"#" * 10**7: "larger than a study may be",
     }
@@ -97,7 +97,7 @@ def test_errors_of_a_study_call_it_a_study(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(RecipeError, match=message):
             read_study(path)
-    with pytest.raises(RecipeError, match="cannot read study"):
+    with pytest.raises(RecipeError, match=r"cannot read study .*: Is a directory; give a file"):
         read_study(tmp_path)
 
 

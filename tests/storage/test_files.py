@@ -72,6 +72,11 @@ def test_a_full_disk_names_the_folder_of_the_user_not_the_temporary_one(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_name_that_is_too_long_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MtkitError, match=r"cannot write .*: File name too long; give a shorter name"):
+        write_text(tmp_path / ("x" * 250), "text")
+
+
 def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to("gone")
     with pytest.raises(FileExistsError) as raised:

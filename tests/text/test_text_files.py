@@ -134,6 +134,14 @@ def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    for name, what in (("none", "no file"), ("empty", "is empty"), (".", "is a folder")):
+    (tmp_path / "loop").symlink_to("loop")
+    for name, what in (
+        ("none", "no file .*; check the name"),
+        ("empty", "is empty"),
+        (".", "is a folder, not a text file; give a file"),
+        ("x" * 300, "cannot read .*: File name too long; give a shorter name"),
+        ("empty/x", "cannot read .*: Not a directory; .* check the name"),
+        ("loop", "cannot read .*; .* give the file itself"),
+    ):
         with pytest.raises(DataError, match=what):
             measure_file(tmp_path / name)

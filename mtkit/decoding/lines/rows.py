@@ -1,5 +1,6 @@
 """Texts that belong together line by line, such as sources with document ids: read as rows."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -54,7 +55,7 @@ def rows_of(texts: Sequence[Text], messages: Sequence[str]) -> Iterator[Item]:
 def _line_count(text: Text) -> int | None:
     """Return the number of lines, if they can be read more than once."""
     if isinstance(text, Path):
-        return sum(1 for _ in _lines(text)) if text.is_file() else None
+        return sum(1 for _ in _lines(text)) if os.path.isfile(text) else None
     return len(text) if isinstance(text, Sequence) else None
 
 
