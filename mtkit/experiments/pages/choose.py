@@ -25,8 +25,11 @@ LETTERS = (
 )
 
 
-def choose_page(answers: Sequence[Question], longer: Question, roles: Sequence[Question] = ()) -> str:
-    """Return docs/choose.md. At least the first question must be complete; `longer` and `roles` may be empty."""
+def choose_page(answers: Sequence[Question], longer: Sequence[Question], roles: Sequence[Question] = ()) -> str:
+    """Return docs/choose.md, from answers to QUESTIONS, LONGER_QUESTIONS and ROLE_QUESTIONS.
+
+    At least the first question must be complete; `roles` may be empty.
+    """
     shown = [question for question in answers if question.complete]
     parts = [
         "# Which attention?",
@@ -116,8 +119,9 @@ def _worse(name: str, shown: Sequence[Question]) -> bool:
     return any(question.measured[name].mark == "-" for question in shown if name in question.measured)
 
 
-def _advice(shown: Sequence[Question], longer: Question, roles: Sequence[Question]) -> list[str]:
-    """Return lines on the attention to the source, on what to avoid, and on what was not measured."""
+def _advice(shown: Sequence[Question], longer: Sequence[Question], roles: Sequence[Question]) -> list[str]:
+    """Return lines on what to take, where to change it, what longer training changes, and what to avoid."""
+    slow, captions = longer
     first = shown[0]
     worse = {name: entry for name, entry in first.measured.items() if entry.mark == "-"}
     better = [entry for entry in first.measured.values() if entry.mark == "+"]
@@ -125,6 +129,7 @@ def _advice(shown: Sequence[Question], longer: Question, roles: Sequence[Questio
         f"- **In doubt, take `full`.** On `{first.head}`, {len(better)} of the {len(first.measured) - 1} others are "
         f"significantly better. In two tests or more better, and in none worse: {_often_better(shown)}.",
         *_roles(roles),
+        *_lasting(captions, shown),
     ]
     lowest = [f"`{entry.name}` {entry.score.mean:.1f}" for entry in reversed(by_score(worse.values()))]
     names = ", ".join(lowest[: 2 * MOST]) + f" and {len(lowest) - 2 * MOST} more" * (len(lowest) > 2 * MOST)
@@ -132,13 +137,13 @@ def _advice(shown: Sequence[Question], longer: Question, roles: Sequence[Questio
         f"- **Avoid for a short training**: worse than `full` on `{first.head}` are {names or 'none'} "
         "([why](slow-learners.md))."
     )
-    if longer.complete:
-        tried = [entry for entry in by_score(longer.measured.values()) if entry.name in worse]
+    if slow.complete:
+        tried = [entry for entry in by_score(slow.measured.values()) if entry.name in worse]
         able = [entry for entry in tried if entry.score.mean >= LEARNED]
         unable = [entry for entry in tried if entry not in able]
         rest = ", ".join(f"`{entry.name}` {entry.score.mean:.1f}" for entry in unable)
         lines.append(
-            f"- **Slow or unable?** Of the {len(tried)} lowest, {len(able)} reach {LEARNED:g} after {updates(longer)} "
+            f"- **Slow or unable?** Of the {len(tried)} lowest, {len(able)} reach {LEARNED:g} after {updates(slow)} "
             f"updates instead of {updates(first)}, so they are only slow to learn; {rest or 'none'} do not."
         )
     return lines
@@ -162,6 +167,25 @@ def _roles(roles: Sequence[Question]) -> list[str]:
         f"`full` has {best.measured['full'].score.mean:.1f}. The papers of some do not have this role "
         "([roles.md](roles.md)).",
     ]
+
+
+def _lasting(captions: Question, shown: Sequence[Question]) -> list[str]:
+    """Return a line on the captions' best after longer training; none without results."""
+    before = next((question for question in shown if question.head == captions.head), None)
+    if before is None or not captions.complete:
+        return []
+    names = [entry.name for entry in by_score(captions.measured.values()) if entry.name != "full"]
+    leads = ", ".join(f"`{name}` {_lead(captions, name):+.1f} ({_lead(before, name):+.1f})" for name in names)
+    return [
+        f"- **Does the lead on `{captions.head}` last?** After {updates(captions)} updates instead of "
+        f"{updates(before)}, `full` has {captions.measured['full'].score.mean:.1f} chrF. The leads are, in brackets "
+        f"after {updates(before)}: {leads} ({seeds(captions)})."
+    ]
+
+
+def _lead(question: Question, name: str) -> float:
+    """Return how many points a mechanism is above `full`."""
+    return question.measured[name].score.mean - question.measured["full"].score.mean
 
 
 def _often_better(shown: Sequence[Question]) -> str:

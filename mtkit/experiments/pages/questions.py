@@ -64,6 +64,14 @@ SELECT = Question(
     "selective-copy",
     "token",
 )
+CAPTIONS = Question(
+    "short sentences, little data: 29,000 captions of Multi30k (`captions`)",
+    "captions",
+    "captions",
+    "sentences",
+    None,
+    "chrF",
+)
 QUESTIONS = (
     SELECT,
     replace(
@@ -81,14 +89,7 @@ QUESTIONS = (
         "sort",
         "token",
     ),
-    Question(
-        "short sentences, little data: 29,000 captions of Multi30k (`captions`)",
-        "captions",
-        "captions",
-        "sentences",
-        None,
-        "chrF",
-    ),
+    CAPTIONS,
     Question(
         "long documents: 100 sentences, about 880 pieces (`documents`)",
         "documents",
@@ -106,6 +107,9 @@ ROLE_QUESTIONS = tuple(
 """The first two questions for one role at a time."""
 LONGER = replace(SELECT, head="longer", study="longer")
 """The first question after more updates, for the mechanisms that are worse than `full` in it."""
+LONGER_CAPTIONS = replace(CAPTIONS, study="sentences-longer")
+"""The captions after more updates, for the mechanisms that are better than `full` in them."""
+LONGER_QUESTIONS = (LONGER, LONGER_CAPTIONS)
 
 
 def answer(questions: Sequence[Question] = QUESTIONS) -> list[Question]:

@@ -12,7 +12,7 @@ from mtkit.attention.registry import mechanisms
 from mtkit.experiments.pages.choose import choose_page
 from mtkit.experiments.pages.claims import claims_page
 from mtkit.experiments.pages.findings import LENGTH, speeds
-from mtkit.experiments.pages.questions import LONGER, ROLE_QUESTIONS, Question, answer, scores_object
+from mtkit.experiments.pages.questions import LONGER_QUESTIONS, ROLE_QUESTIONS, Question, answer, scores_object
 from mtkit.experiments.pages.roles import roles_page
 from mtkit.experiments.pages.slow import slow_page
 from mtkit.experiments.pictures.canvas import save, styled
@@ -46,7 +46,7 @@ def picture(answers: Sequence[Question]) -> Any:
         return draw_cost(points, "length", "token", tasks, Cost(f"cost at {LENGTH:,} tokens", title))
 
 
-def files(answers: Sequence[Question], longer: Question, of_roles: Sequence[Question]) -> dict[Path, str]:
+def files(answers: Sequence[Question], longer: Sequence[Question], of_roles: Sequence[Question]) -> dict[Path, str]:
     """Return the text of each file by its path; none before the first question has results of LEAST seeds."""
     if not (answers[0].complete and min(answers[0].seeds) >= LEAST):
         return {}
@@ -55,7 +55,7 @@ def files(answers: Sequence[Question], longer: Question, of_roles: Sequence[Ques
     return {
         DOCS / "choose.md": choose_page(answers, longer, roles),
         **({DOCS / "roles.md": roles_page(roles)} if roles else {}),
-        DOCS / "slow-learners.md": slow_page(answers[0], longer),
+        DOCS / "slow-learners.md": slow_page(answers[0], longer[0]),
         DOCS / "claims.md": claims_page(answers),
         SCORES: json_text(scores_object(shown, roles), indent=1, ensure_ascii=False) + "\n",
     }
@@ -63,8 +63,8 @@ def files(answers: Sequence[Question], longer: Question, of_roles: Sequence[Ques
 
 def main() -> None:
     """Write the pages, the scores and the picture."""
-    answers, (longer,) = answer(), answer([LONGER])
-    written = files(answers, longer, answer(ROLE_QUESTIONS))
+    answers = answer()
+    written = files(answers, answer(LONGER_QUESTIONS), answer(ROLE_QUESTIONS))
     for path, text in written.items():
         write_text(path, text)
     if written:

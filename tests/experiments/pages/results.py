@@ -22,7 +22,7 @@ def unpack(path: Path) -> str:
     return gzip.decompress(path.read_bytes()).decode()
 
 
-def rows_of(scores: dict[str, list[float]], task: str) -> list[dict[str, Any]]:
+def rows_of(scores: dict[str, list[float]], task: str | None) -> list[dict[str, Any]]:
     """Rows as of a study's file, with these scores by entry and seed."""
     return [
         {

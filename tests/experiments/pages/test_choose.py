@@ -1,12 +1,13 @@
 from pathlib import Path
 
 from mtkit.experiments.pages.choose import choose_page
-from mtkit.experiments.pages.questions import LONGER, answer
+from mtkit.experiments.pages.findings import load
+from mtkit.experiments.pages.questions import LONGER_QUESTIONS, answer
 from tests.experiments.pages.results import pack, rows_of, unpack, write_results, write_rows
 
 
 def page() -> str:
-    return choose_page(answer(), answer([LONGER])[0])
+    return choose_page(answer(), answer(LONGER_QUESTIONS))
 
 
 def test_the_page_names_the_best_and_the_worst(results: Path) -> None:
@@ -58,3 +59,23 @@ def test_a_task_with_one_seed_has_no_marks(results: Path) -> None:
     (line,) = (line for line in text.splitlines() if "(`sort`: the task sort)" in line)
     assert [cell.strip() for cell in line.split("|")][4:7] == ["80.0", "1", "no test"]
     assert line.split("|")[2].strip().startswith("`full` EDC 80.0, ")
+
+
+def test_the_leads_on_captions_after_longer_training(results: Path) -> None:
+    first = {each.name: 50.0 + (each.name == "star") for each in load("sentences")[0].entries}
+    write_captions(results / "sentences.jsonl.gz", first)
+    assert "Does the lead" not in page()
+    longer = {each.name: 60.0 + 3 * (each.name == "nystrom") for each in load("sentences-longer")[0].entries}
+    write_captions(results / "sentences-longer.jsonl.gz", longer)
+    (line,) = (line for line in page().splitlines() if "Does the lead on `captions` last?" in line)
+    assert "`full` has 60.0 chrF." in line
+    assert "`nystrom` +3.0 (+0.0)" in line
+    assert "`star` +0.0 (+1.0)" in line
+    assert line.endswith("(1 seed).")
+
+
+def write_captions(path: Path, scores: dict[str, float]) -> None:
+    rows = rows_of({name: [score] for name, score in scores.items()}, None)
+    for each in rows:
+        each["scores"] = {"test": {"chrF": each["scores"]["test"]["token"]}}
+    write_rows(path, rows)
