@@ -13,6 +13,7 @@ promises:                                       # bounds on scores of test sides
 
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -33,6 +34,9 @@ STUDIES = FOLDER.with_name("studies")
 
 LARGEST = 1_000_000
 """Maximum characters of a recipe."""
+
+_PIPES: dict[tuple[int, int], str] = {}
+"""The texts of pipes, by device and inode."""
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
@@ -60,9 +64,15 @@ def find_recipe(path: Path, folder: Path | None = None) -> Path:
 def read_text(path: Path, what: str = "recipe") -> str:
     """Read the file of a recipe or a study; messages name it as `what`.
 
+    A pipe, as of `--recipe <(...)`, is read once: another call returns the same text.
+
     Raises: RecipeError if it cannot be read, is larger than LARGEST, or is not UTF-8.
     """
     try:
+        status = path.stat()
+        pipe = (status.st_dev, status.st_ino) if stat.S_ISFIFO(status.st_mode) else None
+        if pipe in _PIPES:
+            return _PIPES[pipe]
         with path.open(encoding="utf-8") as file:
             text = file.read(LARGEST + 1)
     except OSError as error:
@@ -71,6 +81,8 @@ def read_text(path: Path, what: str = "recipe") -> str:
         raise RecipeError(f"{path}: not a YAML {what}: its bytes are not UTF-8; give a text file") from error
     if len(text) > LARGEST:
         raise RecipeError(f"{path}: larger than a {what} may be ({LARGEST:,} characters); give another file")
+    if pipe is not None:
+        _PIPES[pipe] = text
     return text
 
 

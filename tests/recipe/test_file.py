@@ -1,5 +1,6 @@
 """Recipe files: YAML, variables, errors with line numbers, heads and promises."""
 
+import os
 import re
 from pathlib import Path
 
@@ -82,6 +83,17 @@ def test_an_empty_file_is_a_recipe_of_defaults(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("false\n")
     with pytest.raises(RecipeError, match="a recipe is a mapping"):
         read_settings(tmp_path / "empty.yaml")
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    """`mtkit recipes check <(...)` would otherwise check a recipe of defaults."""
+    reader, writer = os.pipe()
+    os.write(writer, b"# head\nseed: 7\n")
+    os.close(writer)
+    path = Path(f"/proc/self/fd/{reader}")
+    assert read_head(path).what == "head"
+    assert read_settings(path) == read_settings(path) == {"seed": 7}
+    os.close(reader)
 
 
 def test_errors_of_a_study_call_it_a_study(tmp_path: Path) -> None:

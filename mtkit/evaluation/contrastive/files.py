@@ -58,6 +58,9 @@ class ContrastiveFile:
     contexts: tuple[Path, Path] | None = None
 
     def __iter__(self) -> Iterator[Item]:
+        for path in (self.path, *(self.contexts or ())):
+            if path.is_fifo():
+                raise DataError(f"{path} is a pipe, and contrastive files are read several times; write it to a file")
         sentences = None if self.contexts is None else self._context_sentences(*self.contexts)
         for number, where, row in _objects(self.path):
             context = None if sentences is None else next(sentences)

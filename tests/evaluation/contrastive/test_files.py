@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,9 @@ def test_a_damaged_list_and_an_empty_file_are_named(tmp_path: Path) -> None:
             ContrastiveFile(path).count()
     with pytest.raises(DataError, match="no file"):
         ContrastiveFile(tmp_path / "nowhere").count()
+
+
+def test_a_pipe_is_refused_because_the_file_is_read_several_times(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match=r"is a pipe, .* write it to a file"):
+        ContrastiveFile(tmp_path / "pipe").count()
