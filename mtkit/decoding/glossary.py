@@ -22,6 +22,7 @@ import torch
 
 from mtkit.decoding.contract import RequiredTerms, Term
 from mtkit.errors import DataError
+from mtkit.text.characters import visible
 from mtkit.text.model_file import ModelFile
 from mtkit.text.text_files import Lines
 from mtkit.text.tokenizer import UNK, Tokenizer
@@ -129,12 +130,13 @@ class Glossary:
 
 
 def tokens(text: str) -> list[str]:
-    """Return the words of a text, and its other characters one by one, in Unicode's form NFKC.
+    """Return the words of a text, and its other visible characters one by one, in Unicode's form NFKC.
 
-    Scripts without spaces between words have a token per character.
+    Scripts without spaces between words have a token per character. Soft hyphens, zero-width spaces and other
+    characters that the model does not read are left out.
     """
     result: list[str] = []
-    for word in words(normalize("NFKC", text)):
+    for word in words(visible(normalize("NFKC", text))):
         if is_unspaced(word):
             result.append(word)
             continue

@@ -66,6 +66,24 @@ def test_terms_match_whole_words_in_their_cases(
     assert required(glossary(tokenizer, *pairs.items()), tokenizer, text) == expected
 
 
+@pytest.mark.parametrize(
+    ("term", "text", "expected"),
+    [
+        ("ភាសា", "ភាសា\u200bខ្មែរ", (1, 1)),
+        ("東京", "東\u2060京だ", (1, 1)),
+        ("Hausboot", "Ein Haus\u00adboot", (1, 1)),
+        ("Haus", "Ein Haus\u00adboot", (0, 0)),
+        ("Häuser\u200b", "\u200eHäuser\u200e", (1, 1)),
+    ],
+)
+def test_invisible_characters_neither_hide_nor_cut_words(
+    tokenizer: Tokenizer, term: str, text: str, expected: tuple[int, int]
+) -> None:
+    terms = glossary(tokenizer, (term, "New York"))
+    assert terms.count(text, "York") == expected
+    assert terms.count(text, "New\u200b Yo\u00adrk") == (expected[0], 0)
+
+
 def test_terms_with_one_target_are_required_once_each(tokenizer: Tokenizer) -> None:
     terms = glossary(tokenizer, ("car", "Auto"), ("automobile", "Auto"))
     assert required(terms, tokenizer, "A car is an automobile.") == [({"Auto"}, 2)]
