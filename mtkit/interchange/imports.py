@@ -230,7 +230,7 @@ def _model(path: Path) -> ModelFile:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; give the folder of a Marian model") from error
     except ValueError as error:
-        raise DataError(f"{path} is not a readable sentencepiece model") from error
+        raise DataError(f"{path} is not a readable sentencepiece model; copy it again") from error
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:

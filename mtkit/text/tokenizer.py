@@ -1,5 +1,6 @@
 """The tokenizer: a sentencepiece model, trained on the training text, that encodes and decodes lines."""
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -92,11 +93,14 @@ class Tokenizer:
         try:
             processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
             ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
+            tokenizer = cls(processor, folding)  # reads all pieces, which may not be UTF-8
         except Exception as error:  # sentencepiece raises RuntimeError, TypeError or its own, by version
             raise DataError(f"{path} is not a readable sentencepiece model; {advice}") from error
         if ids != (PAD, UNK, BOS, EOS):
-            raise DataError(f"{path} was not made by mtkit: its pad, unk, bos and eos are {ids}, not 0, 1, 2 and 3")
-        return cls(processor, folding)
+            raise DataError(
+                f"{path} was not made by mtkit: its pad, unk, bos and eos are {ids}, not 0, 1, 2 and 3; {advice}"
+            )
+        return tokenizer
 
     @property
     def processor(self) -> Any:
@@ -207,9 +211,11 @@ class Tokenizers:
         Raises: DataError as `Tokenizer.load`.
         """
         folding, path = None, folder / "folding.model"
-        if path.is_file():
+        if os.path.lexists(path):
             try:
                 folding = Folding(path.read_bytes())
+            except OSError as error:
+                raise DataError(f"cannot read {path}: {error.strerror}; {advice}") from error
             except (RuntimeError, ValueError) as error:
                 raise DataError(f"{path} is not a readable sentencepiece model; {advice}") from error
         if (folder / "joint.model").is_file():

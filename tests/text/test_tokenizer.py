@@ -176,6 +176,16 @@ def test_missing_and_damaged_models_are_named(tmp_path: Path) -> None:
     (tmp_path / "joint.model").write_bytes(b"\x80\x04 no model")
     with pytest.raises(DataError, match=r"joint\.model"):
         Tokenizers.load(tmp_path)
+    train_tokenizer(tmp_path / "joint.model", LINES, TokenizerSettings())
+    whole = (tmp_path / "joint.model").read_bytes()
+    (tmp_path / "joint.model").write_bytes(whole.replace("\u2581".encode(), b"\x8a\x8a\x8a"))
+    with pytest.raises(DataError, match=r"joint\.model is not a readable sentencepiece model"):
+        Tokenizers.load(tmp_path)
+    (tmp_path / "joint.model").write_bytes(whole)
+    Tokenizers.load(tmp_path)
+    (tmp_path / "folding.model").symlink_to("nothing")
+    with pytest.raises(DataError, match=r"cannot read .*folding\.model: No such file"):
+        Tokenizers.load(tmp_path)
 
 
 def test_a_word_too_long_for_unigram_is_named(tmp_path: Path) -> None:
