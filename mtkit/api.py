@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import cached_property
@@ -89,11 +90,15 @@ class TranslatedLine:
 
 
 class LoadedRun:
-    """The model of a run, ready to translate. Only one thread at a time may call it."""
+    """The model of a run, ready to translate. Threads that share it take turns; its `translator` serves one thread."""
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
         """Translator with the decoding settings of the run's recipe."""
+        self._turn = threading.RLock()  # bfloat16 and int8 replace layers of the model while it translates
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.translator,)  # a copy has a lock of its own
 
     @property
     def directions(self) -> list[str]:
@@ -124,8 +129,10 @@ class LoadedRun:
             if ignored := chosen.without_effect(settings):
                 raise MtkitError(f'{ignored[0]} has no effect with method="{chosen.method}"; add method="{ignored[1]}"')
             translator = translator.with_settings(chosen)
+        with self._turn:
+            translations = translator.translate(lines, direction=direction)
         results = []
-        for source, hypotheses in zip(lines, translator.translate(lines, direction=direction), strict=True):
+        for source, hypotheses in zip(lines, translations, strict=True):
             best, *others = (self._line(source, hypothesis, direction) for hypothesis in hypotheses)
             best.alternatives.extend(others)
             results.append(best)
@@ -137,7 +144,8 @@ class LoadedRun:
 
         def alignment() -> Alignment:
             directions = translator.directions(direction, 1)
-            return align(translator.network, translator.tokenizers, source, hypothesis.text, directions=directions)
+            with self._turn:
+                return align(translator.network, translator.tokenizers, source, hypothesis.text, directions=directions)
 
         return TranslatedLine(
             source,

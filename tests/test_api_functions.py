@@ -10,7 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,29 @@ def test_a_copy_of_a_line_leaves_the_model_behind(folder: Path) -> None:
     wanted = line.alignment
     for copied in (pickle.loads(pickle.dumps(line)), copy.deepcopy(line)):
         torch.testing.assert_close(copied.alignment.weights, wanted.weights)
+
+
+def test_threads_that_share_a_run_take_turns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, entered, most = mtkit.load(folder), [0], [0]
+    wanted = loaded.translate(LINES, beam=2)
+    whole = Translator.translate
+
+    def counted(*args: Any, **settings: Any) -> Any:
+        entered[0] += 1
+        most[0] = max(most[0], entered[0])
+        time.sleep(0.05)
+        try:
+            return whole(*args, **settings)
+        finally:
+            entered[0] -= 1
+
+    monkeypatch.setattr(Translator, "translate", counted)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: loaded.translate(LINES, beam=2), range(6)))
+    assert found == [wanted] * 6
+    assert most == [1]
+    for copied in (pickle.loads(pickle.dumps(loaded)), copy.deepcopy(loaded)):
+        assert copied.translate(LINES, beam=2) == wanted
 
 
 def test_a_run_can_be_loaded_in_inference_mode(folder: Path) -> None:
