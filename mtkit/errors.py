@@ -59,19 +59,22 @@ def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-_REMEDIES = {
+REMEDIES = {
     errno.ENAMETOOLONG: "give a shorter name",
     errno.EISDIR: "give a file",
     errno.ENOTDIR: "a part of this path is a file; check the name",
     errno.ELOOP: "its links lead in a circle; give the file itself",
     errno.EACCES: "change its permissions, or give another file",
+    errno.ENOSPC: "free some space or choose another place",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f) or choose another place",
 }
+"""What to do about errors of the system, by number."""
 
 
 def reason(error: OSError) -> str:
     """Return the system's message of an error, with a remedy if one is known: "File name too long; give ..."."""
     message = str(error.strerror or error)
-    return f"{message}; {_REMEDIES[error.errno]}" if error.errno in _REMEDIES else message
+    return f"{message}; {REMEDIES[error.errno]}" if error.errno in REMEDIES else message
 
 
 def did_you_mean(word: str, known: "list[str]") -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from mtkit.errors import MtkitError
+from mtkit.errors import REMEDIES, MtkitError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,15 +31,15 @@ class WriteError(MtkitError):
     def __init__(self, paths: Sequence[Path], error: OSError) -> None:
         above = [place for path in paths for place in (path, *path.parents)]
         link = next((place for place in above if place.is_symlink() and not place.exists()), None)
-        reason, remedy = str(error.strerror or error), "free some space or choose another place"
+        reason, remedy = str(error.strerror or error), REMEDIES[errno.ENOSPC]
         if file := next(filter(None, map(file_above, paths)), None):
             reason, remedy = f"{file} is a file, not a folder", "choose another place"
         elif link is not None and isinstance(error, FileExistsError | FileNotFoundError):
             reason, remedy = f"{link} is a link to {link.readlink()}, which does not exist", "choose another place"
         elif os.strerror(errno.EFBIG) in reason:
-            remedy = "raise the limit of file sizes (ulimit -f) or choose another place"
+            remedy = REMEDIES[errno.EFBIG]
         elif error.errno == errno.ENAMETOOLONG:
-            remedy = "give a shorter name"
+            remedy = REMEDIES[errno.ENAMETOOLONG]
         super().__init__(f"cannot write {' and '.join(map(str, paths))}: {reason}; {remedy}")
         self.paths = paths
         self.error = error
