@@ -253,8 +253,12 @@ def _print(folder: "Folder", columns: "list[str] | tuple[str, ...]") -> None:
 
 
 def _join(folder: "Folder", others: "Sequence[Folder | Path]") -> None:
+    from mtkit.experiments.folder import Folder
     from mtkit.experiments.join import join
 
+    for other in others:
+        for message in other.damaged() if isinstance(other, Folder) else ():
+            note(message)
     copied, known = join(folder, others)
     typer.echo(f"{copied} rows added to {folder.path}; {known} were there already", err=True)
 

@@ -226,6 +226,11 @@ def test_folders_are_joined_and_printed(known: Any) -> None:
     assert gone.exit_code == 0, gone.output
     assert "1 rows added to new" in gone.stderr
     assert not Path("new/runs").exists()  # nothing was trained again
+    damaged = next(Path("two/results").glob("full*.json"))
+    damaged.write_text("{")
+    partly = typed("--join", "two", "--output", "part")
+    assert "1 rows added to part" in partly.stderr
+    assert f"note: {damaged} is damaged and left out" in partly.stderr
 
 
 @pytest.mark.parametrize(
