@@ -56,7 +56,8 @@ class Glossary:
             if not self._forms(target):
                 raise DataError(f"{place}: the model's vocabulary cannot spell {target!r}; remove the line")
         for source, (target, _) in exact.items():
-            self._targets |= {_capitalised(source): (target, False), _upper(source): (target, True)}
+            # a term of one letter is the same in both forms, and then begins a sentence
+            self._targets |= {_upper(source): (target, True), _capitalised(source): (target, False)}
         self._targets |= {source: (target, False) for source, (target, _) in exact.items()}
         for first, *others in self._targets:
             self._longest[first] = max(1 + len(others), self._longest.get(first, 0))

@@ -50,6 +50,7 @@ def required(terms: Glossary, tokenizer: Tokenizer, text: str) -> list[tuple[set
         ("House and house-boat (house)", [({"Haus"}, 3)]),
         ("HOUSE", [({"Haus", "HAUS"}, 1)]),
         ("dog DOG", [({"hund", "Hund", "HUND"}, 2)]),
+        ("X house", [({"ix", "Ix"}, 1), ({"Haus"}, 1)]),
         ("us US Us", [({"uns", "Uns"}, 2), ({"USA"}, 1)]),
         ("new york", []),
         ("York, New  York", [({"York"}, 1), ({"Neu-York"}, 1)]),
@@ -62,7 +63,7 @@ def test_terms_match_whole_words_in_their_cases(
     tokenizer: Tokenizer, text: str, expected: list[tuple[set[str], int]]
 ) -> None:
     pairs = {"house": "Haus", "dog": "hund", "us": "uns", "US": "USA", "York": "York", "New York": "Neu-York"}
-    pairs |= {"New York Times": "NYT", "东京": "Tokio"}
+    pairs |= {"x": "ix", "New York Times": "NYT", "东京": "Tokio"}
     assert required(glossary(tokenizer, *pairs.items()), tokenizer, text) == expected
 
 
