@@ -90,6 +90,8 @@ class Tokenizer:
         """
         if not path.is_file():
             raise DataError(f"no tokenizer at {path}; {advice}")
+        if path.stat().st_size == 0:  # sentencepiece takes it, and logs that it is not initialised
+            raise DataError(f"{path} is empty; {advice}")
         try:
             processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
             ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())

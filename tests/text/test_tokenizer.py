@@ -181,6 +181,9 @@ def test_missing_and_damaged_models_are_named(tmp_path: Path) -> None:
     (tmp_path / "joint.model").write_bytes(whole.replace("\u2581".encode(), b"\x8a\x8a\x8a"))
     with pytest.raises(DataError, match=r"joint\.model is not a readable sentencepiece model"):
         Tokenizers.load(tmp_path)
+    (tmp_path / "joint.model").write_bytes(b"")
+    with pytest.raises(DataError, match=r"joint\.model is empty"):
+        Tokenizers.load(tmp_path)
     (tmp_path / "joint.model").write_bytes(whole)
     Tokenizers.load(tmp_path)
     (tmp_path / "folding.model").symlink_to("nothing")
