@@ -6,7 +6,7 @@ from typing import Any
 
 from mtkit.evaluation.contrastive.scores import ALL, ContrastiveScores, Group
 from mtkit.evaluation.report import SURE
-from mtkit.terminal import aligned, stdout_width
+from mtkit.terminal import aligned, shortened, stdout_width
 
 
 def contrastive_text(file: str, names: Sequence[str], groups: Sequence[Group], length_penalty: float = 0.0) -> str:
@@ -20,7 +20,7 @@ def contrastive_text(file: str, names: Sequence[str], groups: Sequence[Group], l
             paired = [None, *group.paired][number]
             rows.append(
                 [
-                    "" if number or group.label == last else group.label,
+                    "" if number or group.label == last else shortened(group.label),
                     "" if number or group.value is None else _shown(group.value),
                     "" if number else f"{group.segments:,}",
                     "" if number else f"{group.chance:.1f}",
@@ -79,4 +79,4 @@ def _p_cell(p: float) -> str:
 
 
 def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else shortened(str(value))

@@ -298,3 +298,8 @@ def test_groups_of_one_segment() -> None:
     assert isinstance(group, Group)
     assert group.paired[0].p == group.paired[0].p_holm == 1
     assert group.accuracies[0].high == 100
+
+
+def test_a_label_on_which_the_terminal_would_act_is_escaped() -> None:
+    group = Group("kind", "a\rb\x1b[31m\0", 1, 50.0, [scoring.Accuracy(1, 100.0, 20.0, 100.0)], [])
+    assert "a\\rb\\x1b[31m\\x00  " in contrastive_text("file", ["run"], [group])
