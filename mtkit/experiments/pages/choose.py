@@ -25,8 +25,8 @@ LETTERS = (
 )
 
 
-def choose_page(answers: Sequence[Question], longer: Sequence[Question], roles: Sequence[Question] = ()) -> str:
-    """Return docs/choose.md, from answers to QUESTIONS, LONGER_QUESTIONS and ROLE_QUESTIONS.
+def choose_page(answers: Sequence[Question], closer: Sequence[Question], roles: Sequence[Question] = ()) -> str:
+    """Return docs/choose.md, from answers to QUESTIONS, CLOSER_QUESTIONS and ROLE_QUESTIONS.
 
     At least the first question must be complete; `roles` may be empty.
     """
@@ -37,7 +37,7 @@ def choose_page(answers: Sequence[Question], longer: Sequence[Question], roles: 
         f"{len(shown[0].measured)} mechanisms with `full`, the attention of the Transformer. {MADE}",
         _legend(shown),
         markdown(_answers(shown), left=(0, 1, 2)),
-        "\n".join(_advice(shown, longer, roles)),
+        "\n".join(_advice(shown, closer, roles)),
         "![Token match against the cost of a long layer, a dot per mechanism, coloured by family](choose.png)",
         "## How sure is this?",
         "\n".join(_doubts(answers, shown)),
@@ -119,9 +119,9 @@ def _worse(name: str, shown: Sequence[Question]) -> bool:
     return any(question.measured[name].mark == "-" for question in shown if name in question.measured)
 
 
-def _advice(shown: Sequence[Question], longer: Sequence[Question], roles: Sequence[Question]) -> list[str]:
+def _advice(shown: Sequence[Question], closer: Sequence[Question], roles: Sequence[Question]) -> list[str]:
     """Return lines on what to take, where to change it, what longer training changes, and what to avoid."""
-    slow, captions = longer
+    slow, captions, parts = closer
     first = shown[0]
     worse = {name: entry for name, entry in first.measured.items() if entry.mark == "-"}
     better = [entry for entry in first.measured.values() if entry.mark == "+"]
@@ -129,7 +129,7 @@ def _advice(shown: Sequence[Question], longer: Sequence[Question], roles: Sequen
         f"- **In doubt, take `full`.** On `{first.head}`, {len(better)} of the {len(first.measured) - 1} others are "
         f"significantly better. In two tests or more better, and in none worse: {_often_better(shown)}.",
         *_roles(roles),
-        *_lasting(captions, shown),
+        *_lasting(captions, parts, shown),
     ]
     lowest = [f"`{entry.name}` {entry.score.mean:.1f}" for entry in reversed(by_score(worse.values()))]
     names = ", ".join(lowest[: 2 * MOST]) + f" and {len(lowest) - 2 * MOST} more" * (len(lowest) > 2 * MOST)
@@ -142,9 +142,9 @@ def _advice(shown: Sequence[Question], longer: Sequence[Question], roles: Sequen
         able = [entry for entry in tried if entry.score.mean >= LEARNED]
         unable = [entry for entry in tried if entry not in able]
         rest = ", ".join(f"`{entry.name}` {entry.score.mean:.1f}" for entry in unable)
-        lines.append(
-            f"- **Slow or unable?** Of the {len(tried)} lowest, {len(able)} reach {LEARNED:g} after {updates(slow)} "
-            f"updates instead of {updates(first)}, so they are only slow to learn; {rest or 'none'} do not."
+        lines[-1] += (
+            f" Of the {len(tried)} lowest, {len(able)} reach {LEARNED:g} after {updates(slow)} updates instead of "
+            f"{updates(first)}, so they are only slow to learn; {rest or 'none'} do not."
         )
     return lines
 
@@ -169,18 +169,36 @@ def _roles(roles: Sequence[Question]) -> list[str]:
     ]
 
 
-def _lasting(captions: Question, shown: Sequence[Question]) -> list[str]:
-    """Return a line on the captions' best after longer training; none without results."""
-    before = next((question for question in shown if question.head == captions.head), None)
-    if before is None or not captions.complete:
+def _lasting(captions: Question, parts: Question, shown: Sequence[Question]) -> list[str]:
+    """Return a line on the captions' best after longer training, and on a part of one; none without results."""
+    before = _same(captions, shown)
+    if before is None:
         return []
     names = [entry.name for entry in by_score(captions.measured.values()) if entry.name != "full"]
     leads = ", ".join(f"`{name}` {_lead(captions, name):+.1f} ({_lead(before, name):+.1f})" for name in names)
     return [
         f"- **Does the lead on `{captions.head}` last?** After {updates(captions)} updates instead of "
         f"{updates(before)}, `full` has {captions.measured['full'].score.mean:.1f} chrF. The leads are, in brackets "
-        f"after {updates(before)}: {leads} ({seeds(captions)})."
+        f"after {updates(before)}: {leads} ({seeds(captions)}).{_part(parts, shown)}"
     ]
+
+
+def _part(parts: Question, shown: Sequence[Question]) -> str:
+    """Return sentences on `nystrom` without its convolution; "" without results."""
+    before = _same(parts, shown)
+    if before is None:
+        return ""
+    without, whole, full = parts.measured["nystrom"], before.measured["nystrom"], parts.measured["full"]
+    return (
+        f" Without the convolution of its values (`{without.entry}`), `nystrom` computes what `full` does in segments "
+        f"of up to 64 tokens. After {updates(before)} updates it then has {without.score.mean:.1f} chrF, with the "
+        f"convolution {whole.score.mean:.1f}; `full` has {full.score.mean:.1f} ({seeds(parts)})."
+    )
+
+
+def _same(closer: Question, shown: Sequence[Question]) -> Question | None:
+    """Return the question of the page that a complete closer one is about; None if one of them has no results."""
+    return next((question for question in shown if closer.complete and question.head == closer.head), None)
 
 
 def _lead(question: Question, name: str) -> float:

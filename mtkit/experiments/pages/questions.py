@@ -108,8 +108,11 @@ ROLE_QUESTIONS = tuple(
 LONGER = replace(SELECT, head="longer", study="longer")
 """The first question after more updates, for the mechanisms that are worse than `full` in it."""
 LONGER_CAPTIONS = replace(CAPTIONS, study="sentences-longer")
-"""The captions after more updates, for the mechanisms that are better than `full` in them."""
-LONGER_QUESTIONS = (LONGER, LONGER_CAPTIONS)
+"""The captions after more updates, for some mechanisms that are better than `full` in them."""
+CAPTIONS_PARTS = replace(CAPTIONS, study="sentences-parts")
+"""The captions, for `nystrom` without its convolution."""
+CLOSER_QUESTIONS = (LONGER, LONGER_CAPTIONS, CAPTIONS_PARTS)
+"""Questions about the answers to QUESTIONS: whether they last, and why."""
 
 
 def answer(questions: Sequence[Question] = QUESTIONS) -> list[Question]:

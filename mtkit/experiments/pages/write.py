@@ -12,7 +12,7 @@ from mtkit.attention.registry import mechanisms
 from mtkit.experiments.pages.choose import choose_page
 from mtkit.experiments.pages.claims import claims_page
 from mtkit.experiments.pages.findings import LENGTH, speeds
-from mtkit.experiments.pages.questions import LONGER_QUESTIONS, ROLE_QUESTIONS, Question, answer, scores_object
+from mtkit.experiments.pages.questions import CLOSER_QUESTIONS, ROLE_QUESTIONS, Question, answer, scores_object
 from mtkit.experiments.pages.roles import roles_page
 from mtkit.experiments.pages.slow import slow_page
 from mtkit.experiments.pictures.canvas import save, styled
@@ -46,16 +46,16 @@ def picture(answers: Sequence[Question]) -> Any:
         return draw_cost(points, "length", "token", tasks, Cost(f"cost at {LENGTH:,} tokens", title))
 
 
-def files(answers: Sequence[Question], longer: Sequence[Question], of_roles: Sequence[Question]) -> dict[Path, str]:
+def files(answers: Sequence[Question], closer: Sequence[Question], of_roles: Sequence[Question]) -> dict[Path, str]:
     """Return the text of each file by its path; none before the first question has results of LEAST seeds."""
     if not (answers[0].complete and min(answers[0].seeds) >= LEAST):
         return {}
     shown = [question for question in answers if question.complete]
     roles = of_roles if all(question.complete and min(question.seeds) >= LEAST for question in of_roles) else ()
     return {
-        DOCS / "choose.md": choose_page(answers, longer, roles),
+        DOCS / "choose.md": choose_page(answers, closer, roles),
         **({DOCS / "roles.md": roles_page(roles)} if roles else {}),
-        DOCS / "slow-learners.md": slow_page(answers[0], longer[0]),
+        DOCS / "slow-learners.md": slow_page(answers[0], closer[0]),
         DOCS / "claims.md": claims_page(answers),
         SCORES: json_text(scores_object(shown, roles), indent=1, ensure_ascii=False) + "\n",
     }
@@ -64,7 +64,7 @@ def files(answers: Sequence[Question], longer: Sequence[Question], of_roles: Seq
 def main() -> None:
     """Write the pages, the scores and the picture."""
     answers = answer()
-    written = files(answers, answer(LONGER_QUESTIONS), answer(ROLE_QUESTIONS))
+    written = files(answers, answer(CLOSER_QUESTIONS), answer(ROLE_QUESTIONS))
     for path, text in written.items():
         write_text(path, text)
     if written:

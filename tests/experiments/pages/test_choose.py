@@ -2,12 +2,12 @@ from pathlib import Path
 
 from mtkit.experiments.pages.choose import choose_page
 from mtkit.experiments.pages.findings import load
-from mtkit.experiments.pages.questions import LONGER_QUESTIONS, answer
+from mtkit.experiments.pages.questions import CLOSER_QUESTIONS, answer
 from tests.experiments.pages.results import pack, rows_of, unpack, write_results, write_rows
 
 
 def page() -> str:
-    return choose_page(answer(), answer(LONGER_QUESTIONS))
+    return choose_page(answer(), answer(CLOSER_QUESTIONS))
 
 
 def test_the_page_names_the_best_and_the_worst(results: Path) -> None:
@@ -67,11 +67,18 @@ def test_the_leads_on_captions_after_longer_training(results: Path) -> None:
     assert "Does the lead" not in page()
     longer = {each.name: 60.0 + 3 * (each.name == "nystrom") for each in load("sentences-longer")[0].entries}
     write_captions(results / "sentences-longer.jsonl.gz", longer)
-    (line,) = (line for line in page().splitlines() if "Does the lead on `captions` last?" in line)
+    line = about_the_lead()
     assert "`full` has 60.0 chrF." in line
     assert "`nystrom` +3.0 (+0.0)" in line
     assert "`star` +0.0 (+1.0)" in line
     assert line.endswith("(1 seed).")
+    write_captions(results / "sentences-parts.jsonl.gz", {"full": 50.0, "nystrom[conv_kernel=0]": 48.0})
+    assert about_the_lead().endswith("has 48.0 chrF, with the convolution 50.0; `full` has 50.0 (1 seed).")
+
+
+def about_the_lead() -> str:
+    (line,) = (line for line in page().splitlines() if "Does the lead on `captions` last?" in line)
+    return line
 
 
 def write_captions(path: Path, scores: dict[str, float]) -> None:

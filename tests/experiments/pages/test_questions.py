@@ -4,7 +4,7 @@ from pathlib import Path
 from mtkit.experiments.entries import parse_entries
 from mtkit.experiments.pages.choose import choose_page, seeds
 from mtkit.experiments.pages.findings import load
-from mtkit.experiments.pages.questions import LONGER_QUESTIONS, answer, good_at, letters, scores_object
+from mtkit.experiments.pages.questions import CLOSER_QUESTIONS, answer, good_at, letters, scores_object
 from tests.experiments.pages.results import pack, unpack
 
 
@@ -21,7 +21,7 @@ def test_entries_may_have_different_numbers_of_seeds(results: Path) -> None:
     assert list(first.seeds.items()) == [(1, 1), (2, 78)]
     assert seeds(first) == "1 to 2 seeds"
     assert first.measured["topk"].mark == "-", "all entries share one variance"
-    text = choose_page(answers, answer(LONGER_QUESTIONS))
+    text = choose_page(answers, answer(CLOSER_QUESTIONS))
     assert "| 1 to 2 |" in " ".join(text.split())
     pack(results / "probes.jsonl.gz", "".join(line for line in lines if '"gau"' not in line))
     assert not answer()[0].complete

@@ -3,7 +3,7 @@ from pathlib import Path
 from mtkit.attention.registry import mechanisms
 from mtkit.experiments.entries import parse_entries
 from mtkit.experiments.pages.findings import load, mechanism_and_role
-from mtkit.experiments.pages.questions import LONGER_QUESTIONS, ROLE_QUESTIONS, answer, scores_object
+from mtkit.experiments.pages.questions import CLOSER_QUESTIONS, ROLE_QUESTIONS, answer, scores_object
 from mtkit.experiments.pages.roles import roles_page
 from mtkit.experiments.pages.write import files
 from tests.experiments.pages.results import pack, unpack, write_roles
@@ -34,11 +34,11 @@ def test_each_role_is_compared_with_full_in_all_roles(results: Path) -> None:
 
 
 def test_the_page_needs_all_roles_and_two_seeds(results: Path) -> None:
-    written = files(answer(), answer(LONGER_QUESTIONS), answer(ROLE_QUESTIONS))
+    written = files(answer(), answer(CLOSER_QUESTIONS), answer(ROLE_QUESTIONS))
     assert results / "roles.md" not in written
     assert "attention to the source last" not in written[results / "choose.md"]
     write_roles(results)
-    written = files(answer(), answer(LONGER_QUESTIONS), answer(ROLE_QUESTIONS))
+    written = files(answer(), answer(CLOSER_QUESTIONS), answer(ROLE_QUESTIONS))
     assert results / "roles.md" in written
     choose = written[results / "choose.md"]
     worse = "0 of 71 mechanisms are worse than `full` in the decoder, 0 of 74 in the encoder, and 1 of 43 in the "
@@ -49,7 +49,7 @@ def test_the_page_needs_all_roles_and_two_seeds(results: Path) -> None:
     pack(
         results / "roles.jsonl.gz", "".join(line for line in text.splitlines(keepends=True) if '@cross.2"' not in line)
     )
-    assert results / "roles.md" not in files(answer(), answer(LONGER_QUESTIONS), answer(ROLE_QUESTIONS))
+    assert results / "roles.md" not in files(answer(), answer(CLOSER_QUESTIONS), answer(ROLE_QUESTIONS))
 
 
 def test_a_mechanism_shows_its_score_in_each_role(results: Path) -> None:

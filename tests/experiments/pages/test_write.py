@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.experiments.pages.questions import LONGER_QUESTIONS, ROLE_QUESTIONS, answer
+from mtkit.experiments.pages.questions import CLOSER_QUESTIONS, ROLE_QUESTIONS, answer
 from mtkit.experiments.pages.write import DOCS, SCORES, files, main
 from tests.experiments.pages.results import pack, unpack
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_committed_files_are_what_the_results_make() -> None:
-    made = files(answer(), answer(LONGER_QUESTIONS), answer(ROLE_QUESTIONS))
+    made = files(answer(), answer(CLOSER_QUESTIONS), answer(ROLE_QUESTIONS))
     pages = [DOCS / name for name in ("choose.md", "roles.md", "slow-learners.md", "claims.md")]
     assert list(made) == [*pages, SCORES]
     for path, text in made.items():
