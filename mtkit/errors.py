@@ -68,7 +68,7 @@ REMEDIES = {
     errno.ENOSPC: "free some space or choose another place",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f) or choose another place",
 }
-"""What to do about errors of the system, by number."""
+"""Remedies for system errors, by error number."""
 
 
 def reason(error: OSError) -> str:

@@ -31,7 +31,7 @@ def by_position(
     kinds: NDArray[np.intp],
     progress: ProgressBar = silent,
 ) -> list[list[PositionRow]]:
-    """Return rows of scores by the number of the line in its document for each system, in buckets as `by_length`.
+    """Return each system's scores by line number in the document, in buckets as `by_length`.
 
     `documents` are the line numbers of each document, from 0; `kinds` (lines,) are the indices of the lines' metrics.
     Intervals are over documents: bootstrap resamples of the documents that have lines in the bucket.

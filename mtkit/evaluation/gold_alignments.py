@@ -116,7 +116,7 @@ def link_words(
 ) -> list[set[Link]]:
     """Link the words of given translations by the attention of the translator's run.
 
-    `heads` are the heads whose attention is used; None: those that align words best (`Translator.word_heads`).
+    `heads` are the heads whose attention is used; None: the heads that align words best (`Translator.word_heads`).
 
     Words are separated by white space. If the gold links have more words than a side then has, each character of
     Chinese, Japanese, Thai, Lao, Khmer and Burmese text is a word (`mtkit.text.words`); `say` gets a message.

@@ -1,10 +1,10 @@
 """Term consistency: whether a document's translation has one word for each occurrence of a source word.
 
-It is the share, in per cent, of the pairs of occurrences of a source word in a document whose translations are the same
-word, as LTCR (Lyu et al., "Encouraging Lexical Translation Consistency for Document-Level Neural Machine Translation",
-EMNLP 2021). Words have no case and no punctuation, contain a letter, and are not among the `FREQUENT` most frequent
-source words of the side, which are mostly function words. The translation of an occurrence is the word that
-`mtkit.evaluation.word_links` links it to; occurrences without a link are left out.
+All occurrences of a source word in one document are compared in pairs. Term consistency is the percentage of pairs in
+which both occurrences have the same translation, as LTCR (Lyu et al., "Encouraging Lexical Translation Consistency for
+Document-Level Neural Machine Translation", EMNLP 2021). Words have no case and no punctuation, contain a letter, and
+are not among the `FREQUENT` most frequent source words of the side, which are mostly function words. The translation of
+an occurrence is the word that `mtkit.evaluation.word_links` links it to; occurrences without a link are left out.
 """
 
 from collections import Counter, defaultdict
@@ -44,7 +44,7 @@ def consistency(
     documents: list[list[int]],
     progress: ProgressBar = silent,
 ) -> list[Statistics]:
-    """Return the statistics of term consistency over documents for each list of translations of the source lines.
+    """Return term consistency statistics over documents, for each list of translated lines.
 
     `documents` are the line numbers of each document, from 0.
     """

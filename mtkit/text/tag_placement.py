@@ -1,4 +1,4 @@
-"""Tags in a translation, placed by the links between its words and those of the source.
+"""Placement of tags in a translation, by the links between its words and the source's words.
 
 An element encloses the words of the translation that are linked to its words, as the longest run without words of its
 siblings. A tag without linked words follows the translation of the word before it. Placeholders, such as {name} and %s,
