@@ -64,7 +64,7 @@ class LandmarkAttention(HeadAttention):
         """Compute F Z (B V) in O(T) memory and in at least float32, because Z multiplies rounding errors."""
         q, k, v = self.queries_keys_values(inputs.query)
         with torch.autocast(inputs.query.device.type, enabled=False):
-            heads = self._heads(upcast(q), upcast(k), upcast(v), inputs.query_valid).type_as(v)
+            heads = self._heads(q, k, v, inputs.query_valid).type_as(v)
         losses = self.losses(inputs, heads, v)
         return Attended(self.merge_heads(F.dropout(heads, self.dropout), inputs.query), losses=losses)
 
@@ -92,7 +92,8 @@ class LandmarkAttention(HeadAttention):
         if q.shape[2] <= self.landmarks:
             heads, _ = attend(q, k, v, scale=self.scale, valid=valid)
         else:
-            heads = self._through_landmarks(q, k, v, valid)
+            v = upcast(v)
+            heads = self._through_landmarks(upcast(q), upcast(k), v, valid)
         values = expand_heads(v, q.shape[1])
         extra = self.added_term(values if valid is None else values.masked_fill(~valid[:, None, :, None], 0.0))
         return heads if extra is None else heads + extra

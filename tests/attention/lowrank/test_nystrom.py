@@ -170,11 +170,17 @@ def test_it_agrees_with_nystrom_attention() -> None:
     torch.testing.assert_close(ours(x).output, theirs(x), rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize(("heads", "kernel", "length"), [(1, 33, 12), (2, 65, 70), (4, 3, 1)])
+@pytest.mark.parametrize(
+    ("heads", "kernel", "length"),
+    [(1, 33, 12), (2, 65, 70), (4, 3, 1), (2, 33, 64), (2, 33, 65), (1, 33, 96), (2, 5, 131), (1, 65, 300)],
+)
 def test_the_convolution_and_its_gradients_are_those_of_the_sum_over_positions(
     heads: int, kernel: int, length: int
 ) -> None:
-    """PyTorch 2.13's convolution in two dimensions gives a gradient of 1e37 in the first case."""
+    """In one product, or in several blocks, the last of which is full or not.
+
+    PyTorch 2.13's convolution in two dimensions gives a gradient of 1e37 in the first case.
+    """
     ours, values = make(heads=heads, conv_kernel=kernel), torch.randn(4, heads, length, 5, requires_grad=True)
     weight, read, wanted = ours.conv.weight, torch.randn(4, heads, length, 5), torch.zeros(4, heads, length, 5).double()
     padded = functional.pad(values.double(), (0, 0, kernel // 2, kernel // 2))
