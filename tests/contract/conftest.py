@@ -2,8 +2,15 @@
 
 import pytest
 
+from mtkit.attention.bases import pattern_attention
 from tests.contract.cases import parametrize
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize(metafunc)
+
+
+@pytest.fixture(autouse=True)
+def _blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns of positions are computed in blocks, as in long segments; the segments of the tests are short."""
+    monkeypatch.setattr(pattern_attention, "SHORT", 0)

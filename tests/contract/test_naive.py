@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Attended, Attention, Inputs, Site
+from mtkit.attention.bases import pattern_attention
+from mtkit.attention.bases.pattern_attention import PatternAttention
 from mtkit.attention.slots import SLOTS
 from tests.contract.cases import Case, each, valid_mask
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
@@ -49,6 +51,15 @@ def test_forward_is_the_equation(case: Case) -> None:
     lengths = [width, 1, width // 2] if case.small else [width, width // 2]
     memory = memory_for(case, len(lengths), width, dtype=torch.float64)
     check_naive(make(case).double(), tokens(len(lengths), width, dtype=torch.float64), memory, lengths)
+
+
+@each(lambda case: issubclass(case.mechanism.kind, PatternAttention) and case.setting in ("small", "default"))
+def test_a_short_segment_is_the_equation(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns of short segments are masks of one product, in all heads together."""
+    monkeypatch.setattr(pattern_attention, "SHORT", FEWER)
+    lengths = [FEWER, 0, 1, FEWER // 2]
+    memory = memory_for(case, len(lengths), FEWER, dtype=torch.float64)
+    check_naive(make(case).double(), tokens(len(lengths), FEWER, dtype=torch.float64), memory, lengths)
 
 
 @pytest.mark.slow

@@ -16,12 +16,23 @@ from torch import Tensor
 from mtkit.attention.bases.caches import append, picked, ring_place, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, State, packing
-from mtkit.attention.kernels.dot_product import attend_step, placed, scores_of, weights_of
+from mtkit.attention.kernels.dot_product import (
+    attend,
+    attend_step,
+    attend_visible,
+    is_plain,
+    placed,
+    scores_of,
+    weights_of,
+)
 from mtkit.attention.kernels.pattern import Pattern, Rows
 from mtkit.attention.kernels.picked_blocks import block_size, keys_of_block
 from mtkit.attention.kernels.sparse import dense_attend, sparse_attend, visible_pairs
 from mtkit.attention.slots import Positions
 from mtkit.device import to_device
+
+SHORT = 128
+"""Keys up to which one product of all queries with all keys of all heads, under a mask, is faster than blocks."""
 
 
 @dataclass(frozen=True)
@@ -256,6 +267,22 @@ class PatternAttention(HeadAttention):
         self, q: Tensor, k: Tensor, v: Tensor, *, valid: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The heads' outputs (B, H, T, V), and the weights (B, H, T, T) if asked for."""
+        length, positions, groups = k.shape[2], self.by_position, self.groups_of(lengths_of(k, valid))
+        if all(group.pattern.covers(length, self.site.causal) for group in groups):
+            return attend(
+                q,
+                k,
+                v,
+                scale=self.scale,
+                causal=self.site.causal,
+                valid=valid,
+                positions=positions,
+                dropout=self.dropout,
+                need_weights=need_weights,
+            )
+        if length <= SHORT and is_plain(positions) and not need_weights:
+            visible = self._visible(q, k, valid)
+            return attend_visible(q, k, v, visible, None, scale=self.scale, dropout=self.dropout), None
         outputs = [
             group.attend(
                 *group.of(q, k, v),
@@ -266,7 +293,7 @@ class PatternAttention(HeadAttention):
                 dropout=self.dropout,
                 need_weights=need_weights,
             )
-            for group in self.groups_of(lengths_of(k, valid))
+            for group in groups
         ]
         return together(outputs, 1)
 

@@ -59,12 +59,22 @@ def attend(
         mask = bias.masked_fill(~_triangle(q, k), float("-inf")) if causal else bias
         return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=mask), None
     visible = valid[:, None] & _triangle(q, k) if causal else valid[:, None] if by_query else valid[:, None, None]
-    some = visible.any(-1, keepdim=True)  # (B, 1, 1 or T, 1)
+    return attend_visible(q, k, v, visible, bias, scale=scale, dropout=dropout), None
+
+
+def attend_visible(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, bias: Tensor | None, *, scale: float, dropout: float
+) -> Tensor:
+    """The heads' outputs (B, H, T, V) if each query sees the keys of `visible`, by the fused kernel.
+
+    visible and bias, which is added to the scores, broadcast to (B, H, T, S).
+    """
+    some = visible.any(-1, keepdim=True)  # (B, 1 or H, 1 or T, 1)
     # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
     mask = visible | ~some
     if bias is not None:
         mask = bias.masked_fill(~mask, float("-inf"))
-    return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=mask) * some, None
+    return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=mask) * some
 
 
 def _attend_on_gpu(
