@@ -88,7 +88,8 @@ class Entrance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = monotonic(), 500
+        started = monotonic()
+        status: int | None = None
 
         async def send_and_note_status(message: Message) -> None:
             nonlocal status
@@ -100,14 +101,18 @@ class Entrance:
         try:
             app = JSONResponse({"error": refusal}, 403) if refusal else self._app
             await app(scope, receive, send_and_note_status)
+        except asyncio.CancelledError:  # a second Ctrl-C, or the time to stop is over
+            if status is not None:
+                raise
+            await JSONResponse({"error": "the server stops"}, 503)(scope, receive, send_and_note_status)
         finally:
             if scope["path"] == "/translate":
-                self._metrics.requests.labels(status).inc()
+                self._metrics.requests.labels(status or 500).inc()
                 self._metrics.seconds.observe(monotonic() - started)
 
 
 class BodyLimit:
-    """Refuses a body that is too large before it is in memory (413), and one that arrives too slowly (408)."""
+    """Refuses a body that is too large, of which it keeps no more (413), and one that arrives too slowly (408)."""
 
     def __init__(self, app: ASGIApp, limits: ServingLimits) -> None:
         self._app, self._limits = app, limits
@@ -121,17 +126,24 @@ class BodyLimit:
         size = 0
         until: float | None = asyncio.get_running_loop().time() + seconds
 
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            return message
+
         async def limited() -> Message:
-            nonlocal size, until
+            nonlocal until
             try:
                 async with asyncio.timeout_at(until):
-                    message = await receive()
+                    message = await counted()
+                    while size > largest and message.get("more_body"):  # a client that still sends reads no answer
+                        message = await counted()
             except TimeoutError as error:
                 late = f"the request did not arrive whole within {seconds:g} seconds"
                 raise HTTPException(408, late, {"Connection": "close"}) from error
             if not message.get("more_body"):
                 until = None  # only the client's disconnect follows, at any time
-            size += len(message.get("body", b""))
             if size > largest:
                 raise HTTPException(413, f"the request is larger than {largest:,} bytes")
             return message

@@ -92,6 +92,8 @@ class _Server(uvicorn.Server):
         elif monotonic() - self._since < SAME_SECONDS:
             return
         super().handle_exit(sig, frame)
+        if self.force_exit:  # uvicorn would log the cancelled tasks' tracebacks
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,15 +1,21 @@
 """Connections: clients that do not send, do not read, or are too many, hold up nobody."""
 
+import asyncio
 import errno
 import logging
 import resource
+import signal
 import socket
 import time
 from contextlib import ExitStack
 
 import pytest
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
 
+from mtkit.serving import server
 from mtkit.serving.batcher import ServingLimits
+from mtkit.serving.middleware import Entrance, ServingMetrics
 from mtkit.serving.server import BriefLog, Connection
 from tests.serving.slow import Slow
 from tests.serving.threads import served
@@ -125,3 +131,38 @@ def test_the_log_has_a_line_per_fault(caplog: pytest.LogCaptureFixture) -> None:
         "Invalid HTTP request received.",
     ]
     assert [bool(record.exc_info) for record in caplog.records] == [False, True, False]
+
+
+def test_a_client_that_sends_far_too_much_reads_why_it_is_refused() -> None:
+    with served(Slow(), ServingLimits(characters=1)) as port:
+        size = 16_000_000  # more than the buffers of a connection hold
+        header = HEADER.replace(b"Host", b"Connection: close\r\nHost") % size
+        with connected(port, header + b" " * size) as client:
+            assert answer(client).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_request_that_a_second_stop_cancels_is_answered_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, sent = logging.getLogger("uvicorn.error"), list[Message]()
+
+    async def work(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(60)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def cancelled() -> None:
+        entrance = Entrance(work, ServingMetrics(), hosts=None)
+        task = asyncio.create_task(entrance({"type": "http", "path": "/translate", "headers": []}, asyncio.sleep, send))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    asyncio.run(cancelled())
+    assert sent[0]["status"] == 503
+    monkeypatch.setattr(server, "SAME_SECONDS", 0.0)
+    monkeypatch.setattr(log, "level", logging.WARNING)
+    stopping = server._Server(uvicorn.Config(work, log_config=None))
+    stopping.handle_exit(signal.SIGINT, None)
+    assert log.isEnabledFor(logging.ERROR)
+    stopping.handle_exit(signal.SIGINT, None)
+    assert not log.isEnabledFor(logging.ERROR)
