@@ -22,10 +22,11 @@ positions are never held; the backward pass recomputes them.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mtkit.attention.kernels.cached_rows import attend_cached, cached_is_faster, supports_cached
@@ -36,8 +37,28 @@ _ONE = torch.ones(1)
 
 
 def elu1(x: Tensor) -> Tensor:
-    """elu(x) + 1, positive: x + 1 above zero, exp(x) below (Katharopoulos et al., 2020, equation 7)."""
-    return F.relu(x) + x.clamp(max=0.0).exp()  # not F.elu(x) + 1, which rounds exp(-10) to 3 digits
+    """elu(x) + 1, positive: x + 1 above zero, exp(x) below (Katharopoulos et al., 2020, equation 7).
+
+    Differentiable once.
+    """
+    y: Tensor = _Elu1.apply(x)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Elu1(torch.autograd.Function):
+    """elu1, which keeps only its result: the derivative is the result up to 1, and 1 above."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.clamp(max=0.0).exp_().add_(F.relu(x))  # not F.elu(x) + 1, which rounds exp(-10) to 3 digits
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return d_y * y.clamp(max=1.0)
 
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"elu1": elu1, "relu": F.relu}

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mtkit.attention.bases.feature_attention import FeatureAttention
@@ -21,15 +22,33 @@ from mtkit.device import to_device
 
 
 def sine(projected: Tensor, factor: float) -> Tensor:
-    """Return (sin w x, cos w x) times the factor for each direction w (equation 3)."""
+    """Return (sin w x, cos w x) times the factor for each direction w (equation 3). Differentiable once."""
     if projected.requires_grad or not loops_take(projected):
-        return torch.cat([projected.sin(), projected.cos()], dim=-1) * factor
+        features: Tensor = _Waves.apply(projected, factor)  # type: ignore[no-untyped-call]
+        return features
     from mtkit.attention.kernels.cpu.function_loops import write_waves
 
     rows, out = projected.contiguous(), projected.new_empty(*projected.shape[:-1], 2 * projected.shape[-1])
     angles, waves = (x.view(-1, x.shape[-1]).numpy() for x in (rows, out))
     in_ranges(lambda first, last: write_waves(angles[first:last], waves[first:last], np.float32(factor)), len(angles))
     return out
+
+
+class _Waves(torch.autograd.Function):
+    """`sine`, which keeps only its result: the derivative of each half is the other half or its opposite."""
+
+    @staticmethod
+    def forward(ctx: Any, projected: Tensor, factor: float) -> Tensor:
+        waves = torch.cat([projected.sin(), projected.cos()], dim=-1).mul_(factor)
+        ctx.save_for_backward(waves)
+        return waves
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_waves: Tensor) -> tuple[Tensor, None]:
+        (waves,) = ctx.saved_tensors
+        (sines, cosines), (d_sines, d_cosines) = waves.chunk(2, -1), d_waves.chunk(2, -1)
+        return (d_sines * cosines).addcmul_(d_cosines, sines, value=-1), None
 
 
 def arc_cosine(projected: Tensor, factor: float) -> Tensor:

@@ -201,6 +201,7 @@ def test_elu1_is_elu_plus_one_without_its_rounding() -> None:
     torch.testing.assert_close(elu1(x), torch.nn.functional.elu(x.double()).add(1).float())
     assert elu1(x)[0].item() == pytest.approx(torch.tensor(-12.0).double().exp().item(), rel=1e-6)
     assert torch.autograd.grad(elu1(x).sum(), x)[0][2].item() == 1.0
+    assert torch.autograd.gradcheck(elu1, torch.randn(20, dtype=torch.float64, requires_grad=True))
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 37])

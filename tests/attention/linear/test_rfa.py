@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Attention
+from mtkit.attention.linear._random_features import sine
 from mtkit.memory import held_bytes
 from tests.attention.small import ROLES, adopting, check_zero_keys, maker, refusals
 
@@ -199,3 +200,10 @@ test_options_that_cannot_be_are_refused = refusals(
     ({"positions": "alibi"}, "alibi"),
     role="decoder",
 )
+
+
+def test_the_derivative_of_sine_features_is_that_of_sine_and_cosine() -> None:
+    x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: sine(x, 0.3), x)
+    plain = torch.cat([x.sin(), x.cos()], -1) * 0.3
+    torch.testing.assert_close(sine(x, 0.3), plain)
