@@ -161,15 +161,30 @@ def decode_lines(lines: Iterable[bytes], name: str, repairs: Repairs | None = No
             text = text[len(_BOM) :]
             repairs.byte_order_marks += 1
         try:
-            yield text.decode("utf-8")
+            decoded = text.decode("utf-8")
         except UnicodeDecodeError as error:
             for start, (kind, advice) in _UNREAD.items():
                 if number == 1 and text.startswith(start):
                     raise DataError(f"{name} is {kind}; {advice}") from error
+            if number <= 2 and b"\0" in text:
+                raise _no_mark(name) from error
             raise DataError(
                 f"{name}, line {number}: not UTF-8 (byte {error.start + 1} is 0x{text[error.start]:02x}); "
                 f"convert the file, as with `iconv -f latin1 -t utf-8`"
             ) from error
+        beside_end = (
+            text[-1:] if number == 1 else text[:1] if number == 2 else b""
+        )  # UTF-16 ends lines by "\0\n" or "\n\0"
+        if beside_end == b"\0" and text.strip(b"\0"):
+            raise _no_mark(name)
+        yield decoded
+
+
+def _no_mark(name: str) -> DataError:
+    return DataError(
+        f"{name} is not UTF-8, but seems to be UTF-16 without a byte order mark; convert it with "
+        "`iconv -f utf-16le -t utf-8`, or from utf-16be"
+    )
 
 
 def _too_long(name: str, number: int) -> DataError:
@@ -177,8 +192,8 @@ def _too_long(name: str, number: int) -> DataError:
 
 
 def _decode_clean(block: bytes) -> list[str] | None:
-    """Return the lines of a block that ends with a line; None if something must be repaired or is not UTF-8."""
-    if b"\r" in block or block.startswith(_BOM):
+    """Return the lines of a block that ends with a line; None if lines must be checked one by one."""
+    if b"\r" in block or b"\0" in block or block.startswith(_BOM):
         return None
     try:
         return block.decode("utf-8").removesuffix("\n").split("\n")

@@ -117,6 +117,19 @@ def test_other_formats_are_told_from_other_encodings(content: bytes, message: st
         list(Lines(tmp_path / "text"))
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("text", ["the dog\n", "a\r\nb\r\n", "schön\nx\n", "собака спит\nкошка\n"])
+def test_utf16_without_a_byte_order_mark_is_told_from_text(text: str, encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(text.encode(encoding))
+    with pytest.raises(DataError, match="text is not UTF-8, but seems to be UTF-16 without a byte order mark"):
+        list(Lines(tmp_path / "text"))
+
+
+def test_nul_characters_within_lines_are_read(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"\0a\nb\0c\n\0\nd\0")
+    assert list(Lines(tmp_path / "text")) == ["\0a", "b\0c", "\0", "d\0"]
+
+
 def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
     whole = gzip.compress("".join(f"line {number}\n" for number in range(1000)).encode())
     flipped = whole[:200] + bytes([whole[200] ^ 0xFF]) + whole[201:]
