@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import cached_property
@@ -29,6 +28,7 @@ from mtkit.experiments.place import Place
 from mtkit.experiments.pruning import Pruning
 from mtkit.experiments.setup import set_up
 from mtkit.experiments.study import make_study, read_study
+from mtkit.forking import new_turn
 from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, load_recipe, merged, overridden
 from mtkit.recipe.settings import with_method
@@ -95,7 +95,7 @@ class LoadedRun:
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
         """Translator with the decoding settings of the run's recipe."""
-        self._turn = threading.RLock()  # bfloat16 and int8 replace layers of the model while it translates
+        self._turn = new_turn()  # bfloat16 and int8 replace layers of the model while it translates
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.translator,)  # a copy has a lock of its own

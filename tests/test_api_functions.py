@@ -10,9 +10,11 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,37 @@ def test_threads_that_share_a_run_take_turns(folder: Path, monkeypatch: pytest.M
     assert most == [1]
     for copied in (pickle.loads(pickle.dumps(loaded)), copy.deepcopy(loaded)):
         assert copied.translate(LINES, beam=2) == wanted
+
+
+@pytest.mark.parametrize("engine", ["mtkit", "ctranslate2"])
+def test_forked_processes_and_copies_translate(folder: Path, engine: str) -> None:
+    loaded, context, in_use = mtkit.load(folder, engine=engine), get_context("fork"), threading.Event()
+    ours, theirs = context.Pipe()
+    wanted = loaded.translate(["a dog"], max_pieces=4)
+    assert copy.deepcopy(loaded).translate(["a dog"], max_pieces=4) == wanted
+
+    def use() -> None:
+        with loaded._turn:
+            in_use.set()
+            time.sleep(0.02)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.ones(1_000_000).sum()  # begins OpenMP's threads, which are not copied
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(use)
+            in_use.wait()
+            child = context.Process(target=lambda: theirs.send(loaded.translate(["a dog"], max_pieces=4)))
+            child.start()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    answered = ours.poll(10)
+    child.kill()
+    child.join()
+    assert answered
+    assert ours.recv() == wanted
 
 
 def test_a_run_can_be_loaded_in_inference_mode(folder: Path) -> None:

@@ -12,8 +12,10 @@ below the limit do not depend on it. A segment with a hypothesis that reaches it
 decoded again by mtkit's own search.
 """
 
+import ctypes
 import math
 import operator
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -67,9 +69,12 @@ class CTranslate2Engine(ModelEngine):
     def with_settings(self, settings: DecodingSettings) -> "CTranslate2Engine":
         """Return the same engine with other settings; both share the loaded model."""
         other = replace(self, settings=settings)
-        if "_translator" in self.__dict__:
-            other.__dict__["_translator"] = self._translator
+        if "_loaded" in self.__dict__ and self._translator:
+            other.__dict__["_loaded"] = self._loaded
         return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_loaded"}  # a copy loads its own
 
     @contextmanager
     def ready(self) -> Iterator[torch.device]:
@@ -78,9 +83,19 @@ class CTranslate2Engine(ModelEngine):
             assert self._translator
             yield device
 
-    @cached_property
+    @property
     def _translator(self) -> Any:
-        """The loaded model: as many batches at a time as callers have, with the same shares of the threads."""
+        """The loaded model; a forked process, which has none of its threads, loads its own."""
+        process, program = self._loaded
+        if process == os.getpid():
+            return program
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(program))  # its destructor would wait for those threads
+        del self.__dict__["_loaded"]
+        return self._loaded[1]
+
+    @cached_property
+    def _loaded(self) -> tuple[int, Any]:
+        """The process and its model: as many batches at a time as callers have, with the same shares of the threads."""
         device, threads = next(self.model.parameters()).device, torch.get_num_threads()
         workers = at_once(device)
         files = dict(self.files)
@@ -96,7 +111,7 @@ class CTranslate2Engine(ModelEngine):
             files=files,
         )
         torch.set_num_threads(threads)  # ctranslate2.Translator sets this thread's number to one
-        return program
+        return os.getpid(), program
 
     def translate(self, batch: SourceBatch) -> Hypotheses:
         """CTranslate2's hypotheses, and mtkit's own for the segments that need its rules.
