@@ -34,7 +34,7 @@ from mtkit.recipe import Recipe, load_recipe, merged, overridden
 from mtkit.recipe.settings import with_method
 from mtkit.runs import find_run, initial_run, named_run, resumable_folder, run_folder
 from mtkit.terminal import Say, quiet
-from mtkit.text.text_files import Lines
+from mtkit.text.text_files import Lines, checked_lines
 from mtkit.text.tokenizer import EOS
 from mtkit.training.progress import Outcome
 from mtkit.training.train import train as run_training
@@ -121,7 +121,7 @@ class LoadedRun:
             raise MtkitError("translate takes a list of lines, not one string; write [text]")
         if isinstance(lines, Path):
             raise MtkitError("translate takes a list of lines, not a file; mtkit.translate_file translates files")
-        lines = _text_lines(lines)
+        lines = list(checked_lines(lines))
         translator = self.translator
         if settings:
             settings = with_method(settings)
@@ -322,21 +322,4 @@ def _recipe(recipe: Settings, init_from: Path | str | None = None, begun: Path |
 def _lines(text: Text, name: str) -> list[str]:
     if isinstance(text, str):
         raise MtkitError("give a list of lines, or a Path for a file, not one string")
-    return list(Lines(text)) if isinstance(text, Path) else _text_lines(text, f" of {name}")
-
-
-def _text_lines(lines: Iterable[str], of: str = "") -> list[str]:
-    """Return the lines without the line ends that an open file leaves; `of` follows a line's number in messages.
-
-    Raises: MtkitError for a line that is not text.
-    """
-    texts = []
-    for number, line in enumerate(lines, start=1):
-        if not isinstance(line, str):
-            raise MtkitError(f"line {number}{of} is not text but {type(line).__name__}; give str")
-        try:
-            line.encode()
-        except UnicodeEncodeError as error:
-            raise MtkitError(f"line {number}{of} has half of a surrogate pair, which is not a character") from error
-        texts.append(line.removesuffix("\n").removesuffix("\r"))
-    return texts
+    return list(Lines(text)) if isinstance(text, Path) else list(checked_lines(text, f" of {name}"))

@@ -113,6 +113,8 @@ def test_lines_are_taken_from_what_gives_them(folder: Path, given: Callable[[], 
 def test_a_line_that_is_no_text_is_said(folder: Path, lines: Any, said: str) -> None:
     with pytest.raises(MtkitError, match=said.format(of="")):
         mtkit.load(folder).translate(lines)
+    with pytest.raises(MtkitError, match=said.format(of="")):
+        mtkit.translate_file(mtkit.load(folder).translator, lines, io.BytesIO())
     with pytest.raises(MtkitError, match=said.format(of=" of the hypothesis")):
         mtkit.score(lines, ["a"])
     with pytest.raises(MtkitError, match=said.format(of=" of reference 2")):

@@ -101,6 +101,21 @@ class Lines:
             yield block
 
 
+def checked_lines(lines: Iterable[str], of: str = "") -> Iterator[str]:
+    """Yield the lines without the line ends that an open file leaves; `of` follows a line's number in messages.
+
+    Raises: DataError for a line that is not text.
+    """
+    for number, line in enumerate(lines, start=1):
+        if not isinstance(line, str):
+            raise DataError(f"line {number}{of} is not text but {type(line).__name__}; give str")
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"line {number}{of} has half of a surrogate pair, which is not a character") from error
+        yield line.removesuffix("\n").removesuffix("\r")
+
+
 def count_lines(path: Path) -> int:
     """Count the lines of an uncompressed file without decoding it. Raises: DataError if it cannot be read."""
     with open_file(path) as file:
@@ -172,10 +187,8 @@ def decode_lines(lines: Iterable[bytes], name: str, repairs: Repairs | None = No
                 f"{name}, line {number}: not UTF-8 (byte {error.start + 1} is 0x{text[error.start]:02x}); "
                 f"convert the file, as with `iconv -f latin1 -t utf-8`"
             ) from error
-        beside_end = (
-            text[-1:] if number == 1 else text[:1] if number == 2 else b""
-        )  # UTF-16 ends lines by "\0\n" or "\n\0"
-        if beside_end == b"\0" and text.strip(b"\0"):
+        # UTF-16 ends lines by "\0\n" or "\n\0"
+        if (text[-1:] if number == 1 else text[:1] if number == 2 else b"") == b"\0" and text.strip(b"\0"):
             raise _no_mark(name)
         yield decoded
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from mtkit.errors import DataError
 from mtkit.storage.jobs import Item
-from mtkit.text.text_files import Lines, Span
+from mtkit.text.text_files import Lines, Span, checked_lines
 
 Text = Path | Iterable[str]
-"""Lines: a file, .gz too, or an iterable of lines without line ends."""
+"""Lines: a file, .gz too, or an iterable of lines; line ends are removed."""
 
 
 def source_items(source: Text, span: Span | None, ids: Text | None, prefixes: Text | None) -> Iterable[Item]:
     """Return the lines of the source, each with its document id or its prefix if there are any.
 
-    Raises: DataError as `rows_of`.
+    Raises: DataError as `rows_of`, and for a line of an iterable that is not text.
     """
     if ids is not None:
         return rows_of([source, ids], [unequal_ids(ids)])
@@ -70,7 +70,7 @@ def same_last(one: Item, other: Item) -> bool:
 
 
 def _lines(text: Text, span: Span | None = None) -> Iterable[str]:
-    return Lines(text, span=span) if isinstance(text, Path) else text
+    return Lines(text, span=span) if isinstance(text, Path) else checked_lines(text)
 
 
 def name_of(text: Text, otherwise: str) -> str:
