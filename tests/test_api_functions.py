@@ -315,7 +315,7 @@ TINY: dict[str, Any] = {
     "data": {"builtin": {"train": 200, "valid": 8, "test": 8}, "tokenizer": {"vocabulary": 400}},
     "model": {"d_model": 32, "heads": 2, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1},
     "training": {"batch_tokens": 200, "max_updates": 2, "precision": "float32"},
-    "decoding": {"method": "greedy"},
+    "decoding": {"method": "greedy", "max_pieces": 5},
 }
 
 

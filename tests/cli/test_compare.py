@@ -36,7 +36,8 @@ def _recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepared_folder: Pa
     monkeypatch.setattr(comparing, "LOOK_SECONDS", 0.02)
     model = {"d_model": 32, "heads": 2, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1}
     training = {"batch_tokens": 200, "max_updates": 2, "validate_segments": 2, "log_every": 1, "precision": "float32"}
-    recipe = {"data": {"folder": str(prepared_folder)}, "model": model, "training": training}
+    decoding = {"method": "greedy", "max_pieces": 5}
+    recipe = {"data": {"folder": str(prepared_folder)}, "model": model, "training": training, "decoding": decoding}
     Path("r.yaml").write_text(yaml.safe_dump(recipe))
 
 

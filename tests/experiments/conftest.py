@@ -23,7 +23,7 @@ def tiny(prepared_folder: Path) -> Made:
         "training": {
             "batch_tokens": 200, "max_updates": 2, "validate_segments": 2, "log_every": 1, "precision": "float32",
         },
-        "decoding": {"method": "greedy"},
+        "decoding": {"method": "greedy", "max_pieces": 5},
     }  # fmt: skip
 
     def build(*entries: Any, settings: dict[str, Any] | None = None, **study: Any) -> Study:

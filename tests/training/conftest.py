@@ -19,7 +19,7 @@ TINY: dict[str, Any] = {
         "ema": 0.9,
         "precision": "float32",  # auto would be what is faster just now
     },
-    "decoding": {"method": "greedy"},
+    "decoding": {"method": "greedy", "max_pieces": 10},
 }
 
 

@@ -33,15 +33,18 @@ def trained(recipe: Recipe, folder: Path, overlapped: bool = False) -> list[str]
 @pytest.mark.parametrize(
     ("processes", "overlapped", "changes"),
     [
-        (2, False, {}),
-        (2, False, {"freeze": ["embeddings", "decoder.0.self_attention"]}),
-        (2, True, {"freeze": ["embeddings", "decoder.0.self_attention"]}),
-        (3, True, {}),
-        (2, False, {"optimizer": "muon"}),
-        (2, False, {"shard": True, "ema": 0.9, "average_last": 2}),
-        (3, False, {"shard": True, "freeze": ["embeddings", "decoder.0.self_attention"]}),
+        pytest.param(2, False, {}, id="flat"),
+        pytest.param(
+            2, False, {"freeze": ["embeddings", "decoder.0.self_attention"]}, id="flat-frozen", marks=pytest.mark.slow
+        ),
+        pytest.param(2, True, {"freeze": ["embeddings", "decoder.0.self_attention"]}, id="overlapped-frozen"),
+        pytest.param(3, True, {}, id="overlapped", marks=pytest.mark.slow),
+        pytest.param(2, False, {"optimizer": "muon"}, id="muon"),
+        pytest.param(2, False, {"shard": True, "ema": 0.9, "average_last": 2}, id="split"),
+        pytest.param(
+            3, False, {"shard": True, "freeze": ["embeddings", "decoder.0.self_attention"]}, id="split-frozen"
+        ),
     ],
-    ids=["flat", "flat-frozen", "overlapped-frozen", "overlapped", "muon", "split", "split-frozen"],
 )
 def test_processes_give_what_one_gives_on_the_same_global_batches(
     processes: int, overlapped: bool, changes: dict[str, Any], prepared: Prepared, tmp_path: Path

@@ -90,7 +90,7 @@ def gradients_are_those_of_whole_weights(names: list[str]) -> None:
     "names",
     [
         # what layers hand on beside the tokens: losses, carries, choices; statistics; parameters that several share
-        ["disagreement", "guided", "realformer", "evolving", "lazy", "sac", "routing", "luna", "rnn", "ssd"],
+        ["disagreement", "guided", "realformer", "evolving", "lazy", "routing", "luna", "rnn", "ssd"],
         pytest.param([*mechanisms()], id="all", marks=pytest.mark.slow),
     ],
 )
