@@ -26,7 +26,8 @@ METHODS: dict[str, dict[str, Any]] = {
 def decoding(setup: Setup) -> Iterator[Result]:
     """Translations by a model that has learned for a short time, with `full` and with each other mechanism."""
     prepared, updates = builtin(setup), 2 if setup.tiny else 60
-    lines = [*prepared.tests["test"].source_text[: 8 if setup.tiny else 60], "", "a", "A a . " * 60]
+    count, long = (4, 6) if setup.tiny else (60, 60)
+    lines = [*prepared.tests["test"].source_text[:count], "", "a", "A a . " * long]
     names = [name for name in mechanisms() if name != "full" and setup.includes(name)]
     for name in ["full", *own(setup, names)]:
         with TemporaryDirectory() as folder:
