@@ -26,6 +26,9 @@ from mtkit.terminal import Say
 SAME_SECONDS = 2.0
 """A Ctrl-C this soon after the first signal is the same one: launchers signal a process and its group."""
 
+UPLOAD_SECONDS = 5.0
+"""Seconds that clients have for the rest of their requests' bodies after a signal."""
+
 REPEAT_SECONDS = 60.0
 """Seconds for which the log does not repeat a message."""
 
@@ -155,6 +158,15 @@ class Connection(H11Protocol):
         """Waits for the next request, and for the client to read the answer."""
         self._expect(self.seconds if self.transport.get_write_buffer_size() else self.header_seconds)
         super().on_response_complete()
+
+    def shutdown(self) -> None:
+        """Ends the connection after its current answer, or if the current request does not arrive soon."""
+        super().shutdown()
+        self.loop.call_later(UPLOAD_SECONDS, self._end_upload)
+
+    def _end_upload(self) -> None:
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
+            self.transport.abort()
 
     @property
     def waits_for_client(self) -> bool:

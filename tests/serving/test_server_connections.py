@@ -6,6 +6,7 @@ import logging
 import resource
 import signal
 import socket
+import threading
 import time
 from contextlib import ExitStack
 
@@ -139,6 +140,21 @@ def test_a_client_that_sends_far_too_much_reads_why_it_is_refused() -> None:
         header = HEADER.replace(b"Host", b"Connection: close\r\nHost") % size
         with connected(port, header + b" " * size) as client:
             assert answer(client).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_that_does_not_arrive_delays_a_stop_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "UPLOAD_SECONDS", 0.05)
+    service = Slow()
+    with ExitStack() as clients:
+        with served(service, ServingLimits(wait=0)) as port:
+            unfinished, whole = (clients.enter_context(connected(port, sent)) for sent in (REQUEST[:-1], REQUEST))
+            while not service.batches:
+                time.sleep(0.01)
+            threading.Timer(0.2, service.go.set).start()  # long after the bodies should be there
+            stopped = time.monotonic()
+        assert time.monotonic() - stopped < 8
+        assert rest(unfinished) == b""
+        assert rest(whole).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_request_that_a_second_stop_cancels_is_answered_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
