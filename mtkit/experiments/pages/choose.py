@@ -192,7 +192,8 @@ def _part(parts: Question, shown: Sequence[Question]) -> str:
     return (
         f" Without the convolution of its values (`{without.entry}`), `nystrom` computes what `full` does in segments "
         f"of up to 64 tokens. After {updates(asked)} updates it then has {without.score.mean:.1f} chrF, with the "
-        f"convolution {whole.score.mean:.1f}; `full` has {full.score.mean:.1f} ({seeds(parts)})."
+        f"convolution {whole.score.mean:.1f}; `full` has {full.score.mean:.1f} ({seeds(parts)}). "
+        "[long-documents.md](long-documents.md#learning) answers the same question for `documents`."
     )
 
 
