@@ -16,7 +16,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.kernels.chunks import rows_at
-from mtkit.attention.kernels.dot_product import attend, expand_heads, is_plain, placed, scores_of, weigh, weighted
+from mtkit.attention.kernels.dot_product import (
+    attend,
+    attend_visible,
+    expand_heads,
+    is_plain,
+    placed,
+    scores_of,
+    weigh,
+    weighted,
+)
 from mtkit.attention.kernels.flash.parts import KernelRows, Laid, LaidPart, attend_parts, can_fuse
 from mtkit.attention.kernels.flash.windows import attend_windows, windows_are_faster
 from mtkit.attention.kernels.fused import fused_attention
@@ -69,10 +78,7 @@ def sparse_attend(
     if pattern.covers(k.shape[2], causal):
         return attend(q, k, v, need_weights=need_weights, **how._asdict())
     if need_weights:
-        i, j = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
-        return dense_attend(
-            q, k, v, visible_pairs(pattern.sees(i.unsqueeze(-1), j), causal, valid), scale, positions, dropout
-        )
+        return dense_attend(q, k, v, _visible(q, k, pattern, how), scale, positions, dropout)
     if isinstance(pattern, Grid):
         return _attend_grid(q, k, v, pattern, how), None
     if positions is None and isinstance(pattern, Band) and pattern.dilation > 1:
@@ -85,10 +91,18 @@ def sparse_attend(
     if how.positions is None and size:
         blocks = torch.arange(-(-q.shape[2] // size), device=q.device)
         picks = picks_of(pattern, size, blocks, -(-k.shape[2] // size), causal)
+        if picks.shape[-1] * size >= k.shape[2]:  # all keys under a mask are fewer
+            return attend_visible(q, k, v, _visible(q, k, pattern, how), None, scale=scale, dropout=dropout), None
         heads = attend_picked(q, k, v, picks, size, scale=scale, causal=causal, valid=shown.valid, dropout=dropout)
     else:
         heads = _attend_parts(q, k, v, pattern, shown)
     return _with_rows(heads, q, k, v, pattern, how), None
+
+
+def _visible(q: Tensor, k: Tensor, pattern: Pattern, how: How) -> Tensor:
+    """Which keys of the pattern each query sees, as a mask."""
+    i, j = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
+    return visible_pairs(pattern.sees(i.unsqueeze(-1), j), how.causal, how.valid)
 
 
 def visible_pairs(seen: Tensor, causal: bool, valid: Tensor | None) -> Tensor:
