@@ -7,5 +7,5 @@ from mtkit.attention.bases import pattern_attention
 
 @pytest.fixture(autouse=True)
 def _blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in long segments; those of the tests are short."""
+    """The segments of the tests are short, and would be computed under a mask instead."""
     monkeypatch.setattr(pattern_attention, "SHORT", 0)

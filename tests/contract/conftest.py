@@ -12,5 +12,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def _blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patterns of positions are computed in blocks, as in long segments; the segments of the tests are short."""
+    """Patterns of positions are computed in blocks, as in long segments.
+
+    The segments of the tests are short, and would be computed under a mask instead.
+    """
     monkeypatch.setattr(pattern_attention, "SHORT", 0)

@@ -55,7 +55,7 @@ def test_forward_is_the_equation(case: Case) -> None:
 
 @each(lambda case: issubclass(case.mechanism.kind, PatternAttention) and case.setting in ("small", "default"))
 def test_a_short_segment_is_the_equation(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patterns of short segments are masks of one product, in all heads together."""
+    """In short segments, one product of all heads is masked by the patterns."""
     monkeypatch.setattr(pattern_attention, "SHORT", FEWER)
     lengths = [FEWER, 0, 1, FEWER // 2]
     memory = memory_for(case, len(lengths), FEWER, dtype=torch.float64)

@@ -32,7 +32,7 @@ from mtkit.attention.slots import Positions
 from mtkit.device import to_device
 
 SHORT = 128
-"""Keys up to which one product of all queries with all keys of all heads, under a mask, is faster than blocks."""
+"""Largest number of keys for which one masked product of all heads is faster than blocks of each group of heads."""
 
 
 @dataclass(frozen=True)

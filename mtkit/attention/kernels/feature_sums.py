@@ -46,7 +46,7 @@ def elu1(x: Tensor) -> Tensor:
 
 
 class _Elu1(torch.autograd.Function):
-    """elu1, which keeps only its result: the derivative is the result up to 1, and 1 above."""
+    """elu1, which keeps only its result y for the backward pass: the derivative is min(y, 1)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def sine(projected: Tensor, factor: float) -> Tensor:
 
 
 class _Waves(torch.autograd.Function):
-    """`sine`, which keeps only its result: the derivative of each half is the other half or its opposite."""
+    """`sine`, which keeps only its result for the backward pass: it has the sines and cosines of the derivatives."""
 
     @staticmethod
     def forward(ctx: Any, projected: Tensor, factor: float) -> Tensor:
