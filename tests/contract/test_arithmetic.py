@@ -10,6 +10,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from mtkit.attention.bases import pattern_attention
+from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.lowrank._landmarks import LandmarkAttention
 from mtkit.attention.marks import marks_from
 from mtkit.attention.positions import POSITIONS
 from mtkit.training.optimization.low_weights import LowWeights
@@ -139,6 +142,23 @@ def test_bfloat16_stays_within_2_percent_of_float32(case: Case) -> None:
     assert relative(low, high) < 0.02
     low.float().square().sum().backward()
     assert all(each.grad is None or each.grad.isfinite().all() for each in stack.parameters())
+
+
+@each(lambda case: plain(case) and issubclass(case.mechanism.kind, PatternAttention | LandmarkAttention))
+def test_a_short_segment_in_bfloat16_is_near_float32(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns under one mask, and at the defaults a landmark for each token; gradients too."""
+    monkeypatch.setattr(pattern_attention, "SHORT", 40)
+    stack = make(case, stir=False)
+    stack.layers = stack.layers[:1]
+    query, memory, given = tokens(2, 40), memory_for(case, 2, 40), masks(case, [40, 23])
+    found = []
+    for output in both_types(stack, query, memory, **given):
+        real = output[given["query_valid"]].float()
+        real.square().sum().backward()
+        found.append((real, gradient(stack)))
+    (low, slopes), (high, wanted) = found
+    assert relative(low, high) < 0.02
+    assert relative(slopes, wanted) < 0.03
 
 
 @each()
