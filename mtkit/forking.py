@@ -1,7 +1,8 @@
-"""Forks of a process that has loaded a run. The copy of the process has none of the threads of OpenMP and CTranslate2.
+"""Safe forks of a process that has loaded a run.
 
-PyTorch then waits for them forever, unless it computes with one thread. A lock that another thread holds stays locked
-in the copy, and a model that another thread uses stays between two steps: a fork waits until no run is in use.
+The forked process has only the thread that forks. PyTorch would wait for OpenMP's threads forever, so it computes with
+one thread there. A lock that another thread holds would stay locked, and a model that another thread uses would stay
+half changed, so a fork waits until no run is in use.
 """
 
 import os
@@ -18,7 +19,7 @@ _fork = threading.RLock()
 
 
 def new_turn() -> Any:
-    """Return a `threading.RLock` for the uses of a model; forks wait for it, and begin copies that use one thread."""
+    """Return a `threading.RLock` to hold while a model is used. From now on, forks wait until it is free."""
     _register()
     turn = threading.RLock()
     _turns.add(turn)

@@ -112,7 +112,7 @@ class Entrance:
 
 
 class BodyLimit:
-    """Refuses a body that is too large, of which it keeps no more (413), and one that arrives too slowly (408)."""
+    """Refuses a body that is too large (413) without keeping it, and a body that arrives too slowly (408)."""
 
     def __init__(self, app: ASGIApp, limits: ServingLimits) -> None:
         self._app, self._limits = app, limits

@@ -32,7 +32,10 @@ from mtkit.attention.slots import Positions
 from mtkit.device import to_device
 
 SHORT = 128
-"""Largest number of keys for which one masked product of all heads is faster than blocks of each group of heads."""
+"""Largest number of keys for which all heads share one masked product.
+
+Up to it, the product is faster than blocks if heads differ in pattern, and up to 20% slower if they do not.
+"""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def sparse_attend(
     if how.positions is None and size:
         blocks = torch.arange(-(-q.shape[2] // size), device=q.device)
         picks = picks_of(pattern, size, blocks, -(-k.shape[2] // size), causal)
-        if picks.shape[-1] * size >= k.shape[2]:  # all keys under a mask are fewer
+        if picks.shape[-1] * size >= k.shape[2]:  # the picked blocks hold more keys than there are
             return attend_visible(q, k, v, _visible(q, k, pattern, how), None, scale=scale, dropout=dropout), None
         heads = attend_picked(q, k, v, picks, size, scale=scale, causal=causal, valid=shown.valid, dropout=dropout)
     else:
@@ -100,7 +100,7 @@ def sparse_attend(
 
 
 def _visible(q: Tensor, k: Tensor, pattern: Pattern, how: How) -> Tensor:
-    """Which keys of the pattern each query sees, as a mask."""
+    """Return a mask of the keys that each query sees by the pattern, broadcastable to (B, H, T, T)."""
     i, j = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
     return visible_pairs(pattern.sees(i.unsqueeze(-1), j), how.causal, how.valid)
 

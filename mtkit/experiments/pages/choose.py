@@ -171,33 +171,33 @@ def _roles(roles: Sequence[Question]) -> list[str]:
 
 def _lasting(captions: Question, parts: Question, shown: Sequence[Question]) -> list[str]:
     """Return a line on the captions' best after longer training, and on a part of one; none without results."""
-    asked = _asked(captions, shown)
-    if asked is None:
+    original = _original(captions, shown)
+    if original is None:
         return []
     names = [entry.name for entry in by_score(captions.measured.values()) if entry.name != "full"]
-    leads = ", ".join(f"`{name}` {_lead(captions, name):+.1f} ({_lead(asked, name):+.1f})" for name in names)
+    leads = ", ".join(f"`{name}` {_lead(captions, name):+.1f} ({_lead(original, name):+.1f})" for name in names)
     return [
         f"- **Does the lead on `{captions.head}` last?** After {updates(captions)} updates instead of "
-        f"{updates(asked)}, `full` has {captions.measured['full'].score.mean:.1f} chrF. The leads are, in brackets "
-        f"after {updates(asked)}: {leads} ({seeds(captions)}).{_part(parts, shown)}"
+        f"{updates(original)}, `full` has {captions.measured['full'].score.mean:.1f} chrF. The leads are, in brackets "
+        f"after {updates(original)}: {leads} ({seeds(captions)}).{_part(parts, shown)}"
     ]
 
 
 def _part(parts: Question, shown: Sequence[Question]) -> str:
     """Return sentences on `nystrom` without its convolution; "" without results."""
-    asked = _asked(parts, shown)
-    if asked is None:
+    original = _original(parts, shown)
+    if original is None:
         return ""
-    without, whole, full = parts.measured["nystrom"], asked.measured["nystrom"], parts.measured["full"]
+    without, whole, full = parts.measured["nystrom"], original.measured["nystrom"], parts.measured["full"]
     return (
         f" Without the convolution of its values (`{without.entry}`), `nystrom` computes what `full` does in segments "
-        f"of up to 64 tokens. After {updates(asked)} updates it then has {without.score.mean:.1f} chrF, with the "
+        f"of up to 64 tokens. After {updates(original)} updates it then has {without.score.mean:.1f} chrF, with the "
         f"convolution {whole.score.mean:.1f}; `full` has {full.score.mean:.1f} ({seeds(parts)}). "
         "[long-documents.md](long-documents.md#learning) answers the same question for `documents`."
     )
 
 
-def _asked(closer: Question, shown: Sequence[Question]) -> Question | None:
+def _original(closer: Question, shown: Sequence[Question]) -> Question | None:
     """Return the question of the page that a complete closer one is about; None if one of them has no results."""
     return next((question for question in shown if closer.complete and question.head == closer.head), None)
 

@@ -202,7 +202,7 @@ test_options_that_cannot_be_are_refused = refusals(
 )
 
 
-def test_the_derivative_of_sine_features_is_that_of_sine_and_cosine() -> None:
+def test_sine_features_and_their_gradients_are_right() -> None:
     x = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: sine(x, 0.3), x)
     plain = torch.cat([x.sin(), x.cos()], -1) * 0.3
