@@ -166,7 +166,8 @@ def _check_options(options: dict[str, Any], *, is_new: bool) -> None:
     """
     if options["searched"] and not options["search"]:
         text = cut(options["searched"][0])
-        raise MtkitError(f"{text} belongs to --search, as in --search {text}; or give --attention")
+        option = "--study" if text.endswith((".yaml", ".yml")) else "--search"
+        raise MtkitError(f"{text} belongs to {option}, as in {option} {text}; or give --attention")
     if options["task"] and options["data"] is not None:
         raise MtkitError("--task prepares its own data in --output; leave --data out, or --task")
     if options["reproduce"] is not None or options["row"] is not None:

@@ -249,6 +249,7 @@ def test_folders_are_joined_and_printed(known: Any) -> None:
         (["--attention", "full", "--seeds", "0"], "seeds"),
         (["--attention", "full", "--search", "peak_rate"], "SETTING=A,B"),
         (["full"], "full belongs to --search"),
+        (["mine.yaml"], "mine.yaml belongs to --study, as in --study mine.yaml"),
         (["--attention", "full", "--task", "copy", "--data", "there"], "leave --data out"),
         (["--attention", "full", "--search", "peak_rat=1,2"], "did you mean 'peak_rate'"),
         (["--attention", "full", "--search-share", "0.5"], "no setting to search; give --search"),
