@@ -33,6 +33,7 @@ def build(
     projection: str | Mapping[str, Any] | None = None,
     merge: str | Mapping[str, Any] | None = None,
     regularizer: str | Mapping[str, Any] | None = None,
+    nearby: str | Mapping[str, Any] | None = None,
     shared: MutableMapping[Any, nn.Module] | None = None,
     **options: Any,
 ) -> Attention:
@@ -45,6 +46,7 @@ def build(
     numbers |= {"max_length": max_length, "memory_length": memory_length, "memory_width": memory_width}
     numbers |= {"dropout": dropout, "seed": seed}
     slots = {"positions": positions, "projection": projection, "merge": merge, "regularizer": regularizer}
+    slots |= {"nearby": nearby}
     modules = {} if shared is None else shared
     site = Site(role=role, **_checked(as_python(numbers)), **as_python(slots), shared=modules)
     return _built(find(name), site, as_python(options))

@@ -30,8 +30,8 @@ class Site:
 
     `layer` counts from 0 inside a run of `layers` neighbours with the same mechanism and options, so two such runs,
     separated by another mechanism, draw the same random patterns. `memory_length` and `memory_width` are the memory's
-    maximum length and width; None: as the query's. `positions`, `projection`, `merge` and `regularizer` name the
-    content of the four slots, None for the plain one; a slot with options of its own is a mapping, {"name":
+    maximum length and width; None: as the query's. `positions`, `projection`, `merge`, `regularizer` and `nearby` name
+    the content of the five slots, None for the plain one; a slot with options of its own is a mapping, {"name":
     "grouped-query", "kv_heads": 2}. `shared` is one dictionary for all attentions of a model. A module that several of
     them use is a sub-module in one of them, so that it is saved once; the others find it here. `layer_heads` is the
     layer's number of heads if this attention computes only `heads` of them (`mtkit.attention.mixed_heads`).
@@ -51,6 +51,7 @@ class Site:
     projection: str | Mapping[str, Any] | None = None
     merge: str | Mapping[str, Any] | None = None
     regularizer: str | Mapping[str, Any] | None = None
+    nearby: str | Mapping[str, Any] | None = None
     layer_heads: int | None = None
     shared: MutableMapping[Any, nn.Module] = field(default_factory=dict, compare=False, repr=False)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from mtkit.attention.contract import ROLES, Attention, Site
 from mtkit.attention.mixed_heads import MixedHeads, kinds_of
+from mtkit.attention.nearby import NEARBY
 from mtkit.attention.options import options_of, refused
 from mtkit.attention.positions import POSITIONS
 from mtkit.attention.slots import SLOTS, Slot, slot_kind
@@ -251,8 +252,8 @@ def named_slot(slot: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def slot_class(slot: str, name: str) -> Callable[..., Slot]:
-    kinds: Mapping[str, Any] = POSITIONS
-    if slot != "positions":
+    kinds: Mapping[str, Any] = POSITIONS if slot == "positions" else NEARBY
+    if slot not in ("positions", "nearby"):
         kinds = {mechanism.name: mechanism.kind for mechanism in mechanisms().values() if mechanism.slot == slot}
     if name not in kinds:
         raise MtkitError(f"no {slot} {shown(name)}{did_you_mean(name, list(kinds))}; there are: {', '.join(kinds)}")

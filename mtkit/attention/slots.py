@@ -1,7 +1,8 @@
 """The slots of a mechanism over projected heads: replaceable parts before, inside and after its equation.
 
-`positions` changes scores by relative position, `projection` makes queries, keys and values from the tokens, `merge`
-turns the heads' outputs into one vector, `regularizer` adds a training loss. An empty slot means the plain Transformer.
+`positions` changes scores by relative position, `projection` makes queries, keys and values from the tokens, `nearby`
+adds a term of the neighbouring tokens' values to the heads' outputs, `merge` turns these into one vector, `regularizer`
+adds a training loss. An empty slot means the plain Transformer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,11 @@ OWN_VECTORS = frozenset({"fixed-head-size", "grouped-query", "multi-query"})
 """Projections whose scores are products of one query vector and one key vector of each head. Mechanisms that transform
 queries and keys separately support only these."""
 
-SLOTS = ("positions", "projection", "merge", "regularizer")
+SLOTS = ("positions", "projection", "merge", "regularizer", "nearby")
+
+SLOT_ROLES: Mapping[str, tuple[str, ...]] = {"positions": ("encoder", "decoder"), "nearby": ("encoder",)}
+"""The roles that a slot has if an option sets it for all roles, by slot; other slots: all. Positions of target and
+source are not comparable, so they have the cross role only if the option names it."""
 
 
 def combining(*slots: str, **some: Iterable[str]) -> Mapping[str, frozenset[str] | None]:
@@ -29,6 +34,7 @@ WITHOUT_SCORES: dict[str, frozenset[str] | None] = {
     "projection": None,
     "merge": None,
     "regularizer": frozenset({"disagreement"}),
+    "nearby": None,
 }
 """The slots of a mechanism without a matrix of scores, which most positions change and most regularizers read."""
 
@@ -232,6 +238,16 @@ class Positions(Slot):
     def values(self, weights: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor | None:
         """Return a term to add to the heads' outputs, (B, H, ..., T, V), or None."""
         return None
+
+
+class Nearby(Slot):
+    """A term of the values of neighbouring tokens, added to the heads' outputs over whole sequences."""
+
+    roles: ClassVar[frozenset[str]] = frozenset({"encoder"})
+
+    def forward(self, values: Tensor, valid: Tensor | None) -> Tensor:
+        """Map values (B, G, T, V), with valid (B, T) or None, to the term (B, H, T, V)."""
+        raise NotImplementedError
 
 
 class Placed(NamedTuple):

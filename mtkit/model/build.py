@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from mtkit.attention import ROLES
 from mtkit.attention.construction import check_heads, check_options, check_slots
 from mtkit.attention.registry import Mechanism, check_role, find, names_of_packages
-from mtkit.attention.slots import SLOTS
+from mtkit.attention.slots import SLOT_ROLES, SLOTS
 from mtkit.errors import MtkitError, RecipeError, did_you_mean, shown
 from mtkit.memory import available_bytes, too_large, weights_within_memory
 from mtkit.model.network import Choice, Network
@@ -188,9 +188,8 @@ def _names(settings: AttentionSettings, role: str, layers: int) -> list[str]:
 
 def _roles_for(option: str, names: Mapping[str, list[str]]) -> list[str]:
     """The roles of `names` that an option applies to: their mechanism has it, or it is a slot and they have layers."""
-    # target and source positions are not comparable: positions apply to the cross role only if it is named
     slot = option.rpartition(".")[2]
-    candidates = [role for role in names if len(names) == 1 or role != "cross" or slot != "positions"]
+    candidates = [role for role in names if len(names) == 1 or role in SLOT_ROLES.get(slot, ROLES)]
     applicable = [role for role in candidates if any(option in (*SLOTS, *find(name).options) for name in names[role])]
     if not applicable:
         used = {name: find(name) for listed in names.values() for name in listed}

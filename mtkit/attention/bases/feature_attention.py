@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.recent_sums import add_recent, fade, fixed_recent, read_recent, start_recent
@@ -49,7 +48,7 @@ class FeatureAttention(HeadAttention):
     longest_path = "O(1)"
     keeps_shapes = True
     # other positions add to scores, which do not exist here
-    slots = combining("merge", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
+    slots = combining("merge", "nearby", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
 
     def __init__(
         self,
@@ -134,8 +133,7 @@ class FeatureAttention(HeadAttention):
                 heads = attend_parts(
                     q, k, v, self.features_of, parameters=parameters, valid=valid, chunk=PART, **guards
                 )
-        losses = self.losses(inputs, heads, v)
-        return Attended(self.merge_heads(F.dropout(heads, self.dropout), query), losses=losses)
+        return self.result(inputs, heads, v, dropout=self.dropout)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Sums over no tokens; in the cross role those over the source, shared by all hypotheses."""

@@ -1,15 +1,16 @@
 """The base of attention over projected heads: projections, slots and cache shapes, without an equation."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attention, Inputs, Site
+from mtkit.attention.contract import Attended, Attention, Inputs, Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.registry import fill
-from mtkit.attention.slots import SLOTS, HeadResults, Merge, Positions, Projection, Regularizer, Slot, combining
+from mtkit.attention.slots import SLOTS, HeadResults, Merge, Nearby, Positions, Projection, Regularizer, Slot, combining
 from mtkit.errors import MtkitError
 
 
@@ -40,6 +41,7 @@ class HeadAttention(Attention):
         self.positions: Positions | None = fill("positions", site, *widths)
         self.merge: Merge | None = fill("merge", site, self.projection.value_width)
         self.regularizer: Regularizer | None = fill("regularizer", site)
+        self.nearby: Nearby | None = fill("nearby", site)
         if self.regularizer is not None:
             self.learns_by_steps = False
             if self.regularizer.reads_marks:
@@ -135,6 +137,30 @@ class HeadAttention(Attention):
     def merge_reads_query(self) -> bool:
         """Whether outputs depend on the query because the merge reads it."""
         return self.merge is not None and self.merge.reads_query
+
+    def result(
+        self,
+        inputs: Inputs,
+        heads: Tensor,
+        values: Tensor,
+        weights: Tensor | None = None,
+        visible: Tensor | None = None,
+        *,
+        carry: Any = None,
+        dropout: float = 0.0,
+    ) -> Attended:
+        """The result for whole sequences from the heads' outputs (B, H, T, V) and the values (B, G, S, V).
+
+        weights and visible: as in `HeadResults`. dropout: rate for the heads' outputs, not for the losses.
+        """
+        heads = self.with_nearby(heads, values, inputs.query_valid)
+        losses = self.losses(inputs, heads, values, weights, visible)
+        output = self.merge_heads(F.dropout(heads, dropout) if dropout else heads, inputs.query)
+        return Attended(output, carry, weights if inputs.need_weights else None, losses)
+
+    def with_nearby(self, heads: Tensor, values: Tensor, valid: Tensor | None) -> Tensor:
+        """The heads' outputs (B, H, T, V) with the term of the slot `nearby`, of tokens' values (B, G, T, V)."""
+        return heads if self.nearby is None else heads + self.nearby(values, valid).type_as(heads)
 
     def losses(
         self,

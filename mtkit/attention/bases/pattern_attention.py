@@ -253,9 +253,9 @@ class PatternAttention(HeadAttention):
         q = self.queries(inputs.query)
         heads, weights = self.attended(q, k, v, valid=valid, need_weights=inputs.need_weights)
         read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
-        losses = self.losses(inputs, heads, v, *read)
-        weights = weights if inputs.need_weights else None  # some positions have them computed in any case
-        return Attended(self.merge_heads(heads, inputs.query), weights=weights, losses=losses)
+        attended = self.result(inputs, heads, v, *read)
+        attended.weights = weights if inputs.need_weights else None  # some positions have them computed in any case
+        return attended
 
     def weights_to_regularize(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """The weights (B, h, T, S) of the `weighed_heads`, and a mask of the keys that these see."""

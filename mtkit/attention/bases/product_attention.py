@@ -47,7 +47,8 @@ class ProductAttention(ScoreAttention):
     def attend(self, inputs: Inputs) -> Attended:
         """Attend; training over few keys on a GPU has kernels for all from the tokens to the heads."""
         maps, valid = (self.q_proj, self.k_proj, self.v_proj), self.seen(inputs)
-        has_plain_heads = self.positions is None and self.regularizer is None and type(self.projection) is Projection
+        filled = (self.positions, self.regularizer, self.nearby)
+        has_plain_heads = filled == (None, None, None) and type(self.projection) is Projection
         by_key = valid is None or valid.dim() == 2
         if not (self.training and has_plain_heads and by_key) or self.dropout or inputs.need_weights:
             return super().attend(inputs)

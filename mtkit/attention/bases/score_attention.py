@@ -177,8 +177,7 @@ class ScoreAttention(HeadAttention):
         weighing = need_weights or (self.regularizes_weights and read is None)
         heads, weights, carried = self.attended(pairs, carry, weighing)
         weighed = weights if read is None else read
-        losses = self.losses(inputs, heads, pairs.values, weighed, self.shown(pairs))
-        return Attended(self.merge_heads(heads, inputs.query), carried, weights if need_weights else None, losses)
+        return self.result(inputs, heads, pairs.values, weighed, self.shown(pairs), carry=carried)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty cache; in the cross role the columns of the source, shared by all hypotheses."""

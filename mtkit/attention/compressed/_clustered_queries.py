@@ -38,7 +38,7 @@ class ClusteredQueries(HeadAttention):
     longest_path = "O(1)"
     unrounded = True
     # other positions add to scores by the distance of one query, not of a mean
-    slots = combining("projection", "merge", positions={"rotary"}, regularizer={"disagreement"})
+    slots = combining("projection", "merge", "nearby", positions={"rotary"}, regularizer={"disagreement"})
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ClusteredQueries(HeadAttention):
         """Attend through the clusters of real tokens; padding is in no cluster."""
         q, k, v = self.exact_queries_keys_values(inputs.query)
         heads = self.attended(q, k, v, inputs.query_valid)
-        return Attended(self.merge_heads(heads, inputs.query), losses=self.losses(inputs, heads, v))
+        return self.result(inputs, heads, v)
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         """Return the heads' outputs (B, H, T, V); q and k are at least float32."""

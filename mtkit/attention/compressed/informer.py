@@ -60,7 +60,7 @@ class Informer(HeadAttention):
     longest_path = "O(1)"
     unrounded = True
     # other positions add to scores, but each head has other active queries
-    slots = combining("projection", "merge", positions={"rotary"}, regularizer={"disagreement"})
+    slots = combining("projection", "merge", "nearby", positions={"rotary"}, regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"factor": 1}
 
     def __init__(self, site: Site, *, factor: Positive = 5) -> None:
@@ -85,7 +85,7 @@ class Informer(HeadAttention):
             heads, _ = attend(rows_at(q, place.unsqueeze(2)).squeeze(2).type_as(v), k.type_as(v), v, **how)
             rows, others = _spread_active(heads, active), _mean(v, query_valid)
         heads = torch.where(active.unsqueeze(-1), rows, expand_heads(others, self.site.heads).type_as(v))
-        return Attended(self.merge_heads(heads, inputs.query), losses=self.losses(inputs, heads, v))
+        return self.result(inputs, heads, v)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         like = self.q_proj.weight

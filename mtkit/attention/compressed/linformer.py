@@ -40,7 +40,7 @@ class Linformer(HeadAttention):
     growth = 1
     sequential_operations = "O(1)"
     longest_path = "O(1)"
-    slots = combining("projection", "merge", regularizer={"disagreement"})
+    slots = combining("projection", "merge", "nearby", regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"rank": 5}
     variants = ({"share": "none"}, {"share": "kv"}, {"share": "layer"})
 
@@ -64,8 +64,7 @@ class Linformer(HeadAttention):
             scale=self.scale,
             dropout=self.dropout,
         )
-        losses = self.losses(inputs, heads, v)
-        return Attended(self.merge_heads(heads, inputs.query), carry=self._carried(key_slots), losses=losses)
+        return self.result(inputs, heads, v, carry=self._carried(key_slots))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         assert inputs.memory is not None  # the cross role is the only one that steps

@@ -69,7 +69,7 @@ class Luna(HeadAttention):
     sequential_operations = "O(1)"
     longest_path = "O(1)"
     # not em-routing: it multiplies the heads' rounding errors, which no softmax over time bounds in the decoder
-    slots = combining(regularizer={"disagreement"})
+    slots = combining("nearby", regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"length": 3, "chunk": 4}
     variants = ({"memory": "local"}, {"activation": "elu1"})
 
@@ -114,13 +114,11 @@ class Luna(HeadAttention):
         if self.site.causal:
             packed = self._memory(len(query), inputs.carry, inputs.memory_carry)
             heads, v = self._causal(query, packed)
-            losses = self.losses(inputs, heads, v)
-            return Attended(self.merge_heads(heads, query), carry=self._carried(packed), losses=losses)
+            return self.result(inputs, heads, v, carry=self._carried(packed))
         k, v = self.keys_values(inputs.context)
         packed, keys, values, seen = self._packed(inputs, k, v)
         heads, _ = attend(self.queries(query), keys, values, scale=self.scale, valid=seen, dropout=self.dropout)
-        losses = self.losses(inputs, heads, v)
-        return Attended(self.merge_heads(heads, query), carry=self._carried(packed), losses=losses)
+        return self.result(inputs, heads, v, carry=self._carried(packed))
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:

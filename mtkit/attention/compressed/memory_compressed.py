@@ -54,7 +54,7 @@ class MemoryCompressed(HeadAttention):
     growth = 2
     sequential_operations = "O(1)"
     longest_path = "O(1)"
-    slots = combining("projection", "merge", regularizer={"disagreement"})
+    slots = combining("projection", "merge", "nearby", regularizer={"disagreement"})
     undecayed = ("value_bias",)
     small: ClassVar[dict[str, Any]] = {"factor": 2}
     variants = ({"factor": 1}, {"factor": 5}, {"first": "null"}, {"groups": "full"})
@@ -89,8 +89,7 @@ class MemoryCompressed(HeadAttention):
         else:
             mask = None if valid is None else spans_valid(valid, self.spans)
             heads, _ = attend(q, keys, values, scale=self.scale, valid=mask, dropout=self.dropout)
-        losses = self.losses(inputs, heads, v)
-        return Attended(self.merge_heads(heads, inputs.query), losses=losses)
+        return self.result(inputs, heads, v)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         memory_valid = inputs.memory_valid

@@ -88,6 +88,7 @@ class NativeSparse(HeadAttention):
         "merge": None,
         "positions": frozenset({"rotary"}),
         "regularizer": frozenset({"disagreement"}),
+        "nearby": None,
     }
     small: ClassVar[Mapping[str, Any]] = {"block": 4, "stride": 2, "selected_block": 4, "selected": 5, "window": 3}
     variants = ({"compress": "mlp"}, {"selected": 1}, {"block": 2, "stride": 1})
@@ -174,8 +175,7 @@ class NativeSparse(HeadAttention):
         if "window" in self.branches:
             outputs.append(self.near.attend(q, *self._window_keys_values(query), **how)[0])
         heads = self._gated(outputs, query)
-        losses = self.losses(inputs, heads, v)
-        return Attended(self.merge_heads(heads, query), losses=losses)
+        return self.result(inputs, heads, v)
 
     def _gated(self, outputs: list[Tensor], query: Tensor) -> Tensor:
         """Return the sum (B, H, T, V) of the branches' outputs, each times its gate."""

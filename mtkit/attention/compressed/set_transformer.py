@@ -47,7 +47,7 @@ class SetTransformer(HeadAttention):
     mixes = False
     sequential_operations = "O(1)"
     longest_path = "O(1)"
-    slots = combining("merge", regularizer={"disagreement"})
+    slots = combining("merge", "nearby", regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"isab_points": 3, "pma_seeds": 3}
 
     def __init__(
@@ -81,8 +81,7 @@ class SetTransformer(HeadAttention):
             k, v = self.keys_values(context)
             keys, values, has_read = self._points_read(k, v, valid)
             heads, _ = attend(q, keys, values, scale=self.scale, valid=has_read, dropout=self.dropout)
-        losses = self.losses(inputs, heads, v)
-        return Attended(self.merge_heads(heads, inputs.query), losses=losses)
+        return self.result(inputs, heads, v)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return what the points have read: nothing, or in the cross role the source, shared by all hypotheses."""

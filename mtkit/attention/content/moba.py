@@ -47,7 +47,7 @@ class MoBA(HeadAttention):
     sequential_operations = "O(1)"
     longest_path = "by content"
     unrounded = True
-    slots = combining("projection", "merge", positions={"rotary"}, regularizer={"disagreement"})
+    slots = combining("projection", "merge", "nearby", positions={"rotary"}, regularizer={"disagreement"})
     small: ClassVar[Mapping[str, Any]] = {"block": 4, "selected": 2}
     variants = ({"selected": 1}, {"block": 1, "selected": 3})
 
@@ -67,8 +67,7 @@ class MoBA(HeadAttention):
             chosen = self._chosen(q, k, valid, self_role)
             near = Near() if self_role else None
             heads = attend_chosen(near_q, near_k, v, chosen, self.block, near=near, **how)
-        losses = self.losses(inputs, heads, v)
-        return Attended(self.merge_heads(heads, inputs.query), losses=losses)
+        return self.result(inputs, heads, v)
 
     @torch.no_grad()
     def _chosen(self, q: Tensor, k: Tensor, valid: Tensor | None, self_role: bool) -> Tensor:

@@ -58,7 +58,7 @@ class Reformer(HeadAttention):
     unrounded = True
     roundable = frozenset({"v_proj", "out_proj"})
     # other positions add to scores by distance, which a chunk does not determine
-    slots = combining("merge", positions={"rotary"}, regularizer={"disagreement"})
+    slots = combining("merge", "nearby", positions={"rotary"}, regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"lsh_buckets": 4, "chunk": 3, "rounds": 2}
     variants = ({"rounds": 1}, {"lsh_buckets": 1}, {"across_buckets": False})
 
@@ -91,7 +91,7 @@ class Reformer(HeadAttention):
         query_valid = inputs.query_valid
         q, v, buckets = self._hashed(inputs.query, query_valid)
         heads = self._attend(q, v, replay_choice(buckets, self.lsh_buckets + 1), query_valid)
-        return Attended(self.merge_heads(heads, inputs.query), losses=self.losses(inputs, heads, v))
+        return self.result(inputs, heads, v)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return empty caches, and the lists of each bucket's last 2 chunk positions, for (H * rounds) streams."""

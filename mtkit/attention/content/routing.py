@@ -143,8 +143,9 @@ class Routing(HeadAttention):
                 *self.near.of(q, k, v), scale=self.scale, causal=self.site.causal, valid=valid, dropout=self.dropout
             )
             heads = torch.cat([near.type_as(heads), heads], dim=1)
-        losses |= self.losses(inputs, heads, v)
-        return Attended(self.merge_heads(heads, inputs.query), losses=losses)
+        attended = self.result(inputs, heads, v)
+        attended.losses |= losses
+        return attended
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return empty caches and lists; in the cross role each cluster's source keys, for all hypotheses."""

@@ -122,17 +122,18 @@ class Sac(HeadAttention):
             )
         k, v = self.keys_values(source)
         heads = self._attend(self.queries(query), k, v, edges.targets)
-        losses = self.losses(inputs, heads, v)
+        attended = self.result(inputs, heads, v)
         if not self.training:
-            return Attended(self.merge_heads(heads, query))
+            return attended
         log_prob, entropy = (x if query_valid is None else x * query_valid[:, None] for x in edges[1:])
         if self.entropy:
             tokens = query.shape[0] * query.shape[1] if query_valid is None else query_valid.sum().clamp(min=1)
-            losses["entropy"] = -self.entropy * entropy.sum() / (tokens * entropy.shape[1])
+            attended.losses["entropy"] = -self.entropy * entropy.sum() / (tokens * entropy.shape[1])
         log_prob = log_prob.sum((1, 2))
         if self.weight != 1:  # scales only the gradient
             log_prob = log_prob.detach() + self.weight * (log_prob - log_prob.detach())
-        return Attended(self.merge_heads(heads, query), losses=losses, log_prob=log_prob)
+        attended.log_prob = log_prob
+        return attended
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return empty keys, values and predictor inputs; in the cross role the source's, for all hypotheses."""

@@ -81,7 +81,7 @@ class Sinkhorn(BlockSorting):
             visible = torch.cat([filled, real.expand_as(filled)], dim=-1).unsqueeze(3)
         output = attend_beside(block_rows(q, size), keys, values, visible, scale=self.scale, dropout=self.dropout)
         output = output.flatten(2, 3)[:, :, :length]
-        return Attended(self.merge_heads(output, query), losses=self.losses(inputs, output, v))
+        return self.result(inputs, output, v)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:

@@ -64,7 +64,7 @@ class SinkhornSortcut(BlockSorting):
         visible = None if filled is None else filled[:, :, None, None]
         q, keys, values = (x.unsqueeze(2) for x in (q, keys, values))  # one block of queries
         heads = attend_beside(q, keys, values, visible, scale=self.scale, dropout=self.dropout).squeeze(2)
-        return Attended(self.merge_heads(heads, inputs.query), losses=self.losses(inputs, heads, v))
+        return self.result(inputs, heads, v)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:

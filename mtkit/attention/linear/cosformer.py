@@ -35,7 +35,7 @@ class CosFormer(FeatureAttention):
     paper = "Qin et al. 2022, arXiv 2202.08791"
     complexity = "O(T)"
     growth = 1
-    slots = combining("merge", projection=OWN_VECTORS, regularizer={"disagreement"})
+    slots = combining("merge", "nearby", projection=OWN_VECTORS, regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"chunk": 3}
     variants = ({"activation": "elu1"},)
 

@@ -16,7 +16,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.layers import xavier_linear
@@ -66,7 +65,7 @@ class Delta(HeadAttention):
     keeps_shapes = True
     unrounded = True
     # other positions add to scores, which do not exist here
-    slots = combining("merge", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
+    slots = combining("merge", "nearby", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"chunk": 3}
     variants = ({"feature_map": "elu1"}, {"nu": 3})
 
@@ -100,8 +99,7 @@ class Delta(HeadAttention):
         else:
             writes = self._unmapped(inputs.memory, inputs.memory_valid)
             heads = read(self._reads(query), memory_after(writes, self.chunk, self._features))
-        losses = self.losses(inputs, heads, writes.values)
-        return Attended(self.merge_heads(F.dropout(heads.type_as(query), self.dropout), query), losses=losses)
+        return self.result(inputs, heads.type_as(query), writes.values, dropout=self.dropout)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         if inputs.memory is not None:

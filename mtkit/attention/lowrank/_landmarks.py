@@ -40,7 +40,7 @@ class LandmarkAttention(HeadAttention):
     growth = 1
     sequential_operations = "O(1)"
     longest_path = "O(1)"
-    slots = combining("projection", "merge", regularizer={"disagreement"})
+    slots = combining("projection", "merge", "nearby", regularizer={"disagreement"})
 
     def __init__(self, site: Site, landmarks: int) -> None:
         super().__init__(site)
@@ -65,8 +65,7 @@ class LandmarkAttention(HeadAttention):
         q, k, v = self.queries_keys_values(inputs.query)
         with torch.autocast(inputs.query.device.type, enabled=False):
             heads = self._heads(q, k, v, inputs.query_valid).type_as(v)
-        losses = self.losses(inputs, heads, v)
-        return Attended(self.merge_heads(F.dropout(heads, self.dropout), inputs.query), losses=losses)
+        return self.result(inputs, heads, v, dropout=self.dropout)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:

@@ -45,7 +45,7 @@ class Latent(HeadAttention):
     sequential_operations = "O(1)"
     longest_path = "O(1)"
     weights = True
-    slots = combining("merge", "regularizer")
+    slots = combining("merge", "regularizer", "nearby")
     small: ClassVar[Mapping[str, Any]] = {"kv_rank": 7}
     variants = ({"q_rank": 6}, {"rope_width": 0}, {"rope_width": 2, "norm": False})
 
@@ -123,8 +123,7 @@ class Latent(HeadAttention):
             need_weights=inputs.need_weights or self.regularizes_weights,
         )
         heads = heads[..., : v.shape[-1]]
-        losses = self.losses(inputs, heads, v, weights)
-        return Attended(self.merge_heads(heads, query), weights=weights if inputs.need_weights else None, losses=losses)
+        return self.result(inputs, heads, v, weights)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return an empty cache; in the cross role c of the source, shared by all hypotheses."""

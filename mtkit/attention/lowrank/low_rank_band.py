@@ -41,7 +41,7 @@ class LowRankBand(HeadAttention):
     longest_path = "O(1)"
     weights = True
     # other positions need one head width, and there are two
-    slots = combining("merge", "regularizer", positions={"alibi"})
+    slots = combining("merge", "regularizer", "nearby", positions={"alibi"})
     small: ClassVar[dict[str, Any]] = {"band": 3}
     variants = ({"band_heads": 0}, {"band_heads": 1}, {"rank": 3})
 
@@ -93,8 +93,7 @@ class LowRankBand(HeadAttention):
         ]
         heads, weights = together(outputs, 1)
         visible = self._shown(query.shape[1], query.device) if self.regularizes_weights else None
-        losses = self.losses(inputs, heads, v.transpose(1, 2), weights, visible)
-        return Attended(self.merge_heads(heads, query), weights=weights if inputs.need_weights else None, losses=losses)
+        return self.result(inputs, heads, v.transpose(1, 2), weights, visible)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         if inputs.memory is not None:

@@ -17,11 +17,12 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mtkit.attention.contract import Inputs, Site
 from mtkit.attention.lowrank._landmarks import LandmarkAttention
+from mtkit.attention.nearby import convolved
 from mtkit.attention.options import Positive, Within, refused
+from mtkit.attention.slots import combining
 
 
 class Nystrom(LandmarkAttention):
@@ -32,6 +33,7 @@ class Nystrom(LandmarkAttention):
     """
 
     paper = "Xiong et al. 2021, arXiv 2102.03902"
+    slots = combining("projection", "merge", regularizer={"disagreement"})  # it has its own convolution
     small: ClassVar[dict[str, Any]] = {"landmarks": 4, "pinv_iters": 5, "conv_kernel": 3}
     variants = ({"conv_kernel": 0},)
 
@@ -65,28 +67,6 @@ class Nystrom(LandmarkAttention):
         if self.conv is None:
             return None
         return convolved(values, self.conv.weight[:, 0, :, 0].type_as(values))
-
-
-def convolved(values: Tensor, kernel: Tensor) -> Tensor:
-    """Return the sum of w_j v_(t + j - k // 2) over the k positions of the kernel, (B, H, T, V), with zeros around v.
-
-    values: (B, H, T, V); kernel: (H, k). Blocks of values are multiplied by bands, matrices with the kernel in each
-    row. On a CPU this is 3 to 30 times as fast as PyTorch's depthwise convolution.
-    """
-    taps, length = kernel.shape[1], values.shape[2]
-    reach, block = taps // 2, max(taps - 1, 32)
-    if length <= 2 * block:
-        return _band(kernel, length)[..., reach : reach + length] @ values
-    padded = F.pad(values, (0, 0, reach, reach + -length % block))
-    windows = padded.unfold(2, block + taps - 1, block).mT  # (B, H, blocks, positions, V)
-    return (_band(kernel, block).unsqueeze(1) @ windows).flatten(2, 3)[:, :, :length]
-
-
-def _band(kernel: Tensor, rows: int) -> Tensor:
-    """Return (H, rows, rows + k - 1): row i has the kernel (H, k) from column i on, and zeros elsewhere."""
-    columns = rows + kernel.shape[1] - 1
-    repeated = F.pad(kernel, (0, rows)).repeat(1, rows)  # each row of the band begins one number later
-    return repeated[:, : rows * columns].unflatten(1, (rows, columns))
 
 
 def pseudo_inverse(kernel: Tensor, iterations: int) -> Tensor:

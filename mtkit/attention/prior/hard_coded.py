@@ -82,7 +82,7 @@ class HardCoded(HeadAttention):
     sequential_operations = "O(1)"
     longest_path = "O(T / n)"
     weights = True
-    slots = combining("merge", projection={"multi-query", "grouped-query"}, regularizer={"disagreement"})
+    slots = combining("merge", "nearby", projection={"multi-query", "grouped-query"}, regularizer={"disagreement"})
     small: ClassVar[Mapping[str, Any]] = {"truncate": 3.0}
     variants = (
         {"offsets": "-3,0"},
@@ -139,10 +139,7 @@ class HardCoded(HeadAttention):
         heads = self._near(v, valid) if memory is None else self._near_in_source(v, lengths, position)
         needs_map = inputs.need_weights or self.regularizes_weights
         weights = self._map(position, v, lengths) if needs_map else None
-        losses = self.losses(inputs, heads, v, weights)
-        return Attended(
-            self.merge_heads(heads.type_as(v), query), weights=weights if inputs.need_weights else None, losses=losses
-        )
+        return self.result(inputs, heads.type_as(v), v, weights)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         if inputs.memory is None:

@@ -32,6 +32,7 @@ class Lazy(ScoreAttention):
     slots = combining(
         "merge",
         "regularizer",
+        "nearby",
         positions={"rotary", "alibi"},
         projection={"multi-query", "grouped-query", "fixed-head-size"},
     )

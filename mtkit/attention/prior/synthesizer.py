@@ -45,7 +45,9 @@ class Synthesizer(ScoreAttention):
     keeps_shapes = False
     published = frozenset({"encoder", "decoder"})
     paper = "Tay et al. 2021, arXiv 2005.00743"
-    slots = combining("merge", "regularizer", positions={"alibi"}, projection={"multi-query", "grouped-query"})
+    slots = combining(
+        "merge", "regularizer", "nearby", positions={"alibi"}, projection={"multi-query", "grouped-query"}
+    )
     small: ClassVar[Mapping[str, Any]] = {"factor_rank": 3, "factor_a": 5}
     variants = (
         {"variant": "factorized-random"},

@@ -43,7 +43,7 @@ class Additive(ScoreAttention):
     weights = True
     transposed = False
     # other positions need products of queries and keys
-    slots = combining("merge", "regularizer", positions={"alibi"})
+    slots = combining("merge", "regularizer", "nearby", positions={"alibi"})
     small: ClassVar[Mapping[str, Any]] = {"additive_dim": 5}
 
     def __init__(

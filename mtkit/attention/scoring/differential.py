@@ -38,7 +38,7 @@ class Differential(ScoreAttention):
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"decoder"})
     paper = "Ye et al. 2024, arXiv 2410.05258"
-    slots = combining("positions", "merge", "regularizer")
+    slots = combining("positions", "merge", "regularizer", "nearby")
     variants = ({"norm": "none"}, {"lambda_init": 0.0})
 
     def __init__(

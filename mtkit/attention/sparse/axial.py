@@ -28,7 +28,7 @@ from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, p
 from mtkit.attention.kernels.dot_product import attend, attend_step, scores_of, weigh
 from mtkit.attention.kernels.sparse import visible_pairs
 from mtkit.attention.options import NearRoot, OneOf, root_of_length
-from mtkit.attention.slots import WITHOUT_SCORES, Placed
+from mtkit.attention.slots import Placed, combining
 
 
 class _LineAttention(HeadAttention):
@@ -86,7 +86,7 @@ class Axial(_LineAttention):
     growth = 1.5
     sequential_operations = "O(1)"
     longest_path = "O(1)"
-    slots = WITHOUT_SCORES | {"positions": None}
+    slots = combining("positions", "projection", "merge", regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"axial_width": 4}
     variants = (
         {"axial_combine": "sum"},

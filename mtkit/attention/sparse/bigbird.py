@@ -127,6 +127,8 @@ class BigBird(PatternAttention):
         read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
         n = self.nodes
         weights, weighed, visible = (None if x is None else x[..., n:, n:] for x in (weights, *read))
+        if self.nearby is not None:
+            heads = torch.cat([heads[:, :, :n], self.with_nearby(heads[:, :, n:], v[:, :, n:], query_valid)], 2)
         losses = self.losses(inputs, heads[:, :, n:], v[:, :, n:], weighed, visible)
         return self._split_nodes(tokens, heads, weights=weights, losses=losses)
 

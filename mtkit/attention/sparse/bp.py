@@ -120,8 +120,7 @@ class Bp(HeadAttention):
         if self.updates:
             above = self.span_update(spans, self.merge_heads(read_spans(self.queries(spans), k, v, valid), spans))
         values = v[:, :: self.site.heads // self.projection.value_heads]
-        losses = self.losses(inputs, heads, values)
-        return Attended(self.merge_heads(heads, query), carry=above, losses=losses)
+        return self.result(inputs, heads, values, carry=above)
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:

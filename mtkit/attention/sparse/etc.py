@@ -189,8 +189,7 @@ class Etc(HeadAttention):
             heads = self._token_rows_by_sentence(graph)
         else:
             heads = self._token_rows(graph)
-        losses = self.losses(inputs, heads, token_heads[1])
-        return Attended(self.merge_heads(heads, query), carry=carried, losses=losses)
+        return self.result(inputs, heads, token_heads[1], carry=carried)
 
     def _owner(self, valid: Tensor, marks: Tensor | None) -> tuple[Tensor, int]:
         """Return the number of each token's node, (B or 1, T), and the number of nodes in the longest segment."""

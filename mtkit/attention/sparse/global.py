@@ -96,8 +96,7 @@ class Global(PatternAttention):
             else:
                 real = None if valid is None else valid.any(1, keepdim=True).expand(-1, self.count)
                 heads, _ = attend(q, *nodes, scale=self.scale, valid=real, dropout=self.dropout)
-        losses = self.losses(inputs, heads, v)
-        return Attended(self.merge_heads(heads, inputs.query), losses=losses)
+        return self.result(inputs, heads, v)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Internal: an empty cache of the global tokens. External: the nodes' sums, empty or over the source."""

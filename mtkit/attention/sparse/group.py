@@ -52,7 +52,7 @@ class Group(ProductAttention):
         super().__init__(site)
         self.context: ProductAttention | None = None
         if site.layer >= site.layers - context_layers:
-            self.context = ProductAttention(replace(site, regularizer=None))
+            self.context = ProductAttention(replace(site, regularizer=None, nearby=None))
             self.gate = xavier_linear(2 * site.d_model, site.d_model, gate_bias)
 
     def attend(self, inputs: Inputs) -> Attended:
@@ -100,8 +100,7 @@ class Group(ProductAttention):
         heads = attend_within(
             q, k, v, query_sentence, key_sentence, *masks, scale=self.scale, causal=causal, dropout=self.dropout
         )
-        losses = self.losses(inputs, heads, v)
-        return Attended(self.merge_heads(heads, inputs.query), losses=losses)
+        return self.result(inputs, heads, v)
 
     def _mixed(self, local: Attended, wide: Attended) -> Attended:
         """The gated sum of both outputs, with the losses of the first and the weights of the second."""

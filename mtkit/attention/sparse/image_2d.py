@@ -34,7 +34,7 @@ class Image2d(PatternAttention):
     growth = 1
     longest_path = "O(T / (W (h + f))), decoder none"
     # other positions add to scores by distance, which lists of keys do not record
-    slots = combining("projection", "merge", "regularizer", positions={"rotary"})
+    slots = combining("projection", "merge", "regularizer", "nearby", positions={"rotary"})
     small: ClassVar[dict[str, Any]] = {"image_width": 4, "image_query_shape": [2, 2], "image_flange": [1, 1]}
     variants = ({"image_query_shape": [2, 3], "image_flange": [0, 2]}, {"image_width": 7, "image_flange": [2, 0]})
 

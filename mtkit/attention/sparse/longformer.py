@@ -130,8 +130,9 @@ class Longformer(PatternAttention):
         read, visible = self.weights_to_regularize(q, k, query_valid) if self.regularizes_weights else (None, None)
         if read is not None and first_weights is not None:
             read = self._with_first(first_weights[:, : read.shape[1]], read)
-        losses = self.losses(inputs, heads, v, read, visible)
-        return Attended(self.merge_heads(heads, query), weights=weights, losses=losses)
+        attended = self.result(inputs, heads, v, read, visible)
+        attended.weights = weights if need_weights else None
+        return attended
 
     def _chosen(self, inputs: Inputs) -> Tensor:
         """Return which real tokens are global, (B, T), with `at_separators`."""
@@ -167,9 +168,7 @@ class Longformer(PatternAttention):
             )
         if not self.site.causal:
             heads, weights, visible = self._with_global_queries(inputs, chosen, (q, k, v), (heads, weights, visible))
-        read = weights if self.regularizes_weights else None
-        losses = self.losses(inputs, heads, v, read, visible)
-        return Attended(self.merge_heads(heads, query), weights=weights if inputs.need_weights else None, losses=losses)
+        return self.result(inputs, heads, v, weights, visible)
 
     def _with_global_queries(
         self, inputs: Inputs, chosen: Tensor, local: tuple[Tensor, Tensor, Tensor], computed: Computed

@@ -134,8 +134,7 @@ class Star(HeadAttention):
                 nodes.append(carry[:, 1:])
             near += [(*self._heads(self.k_proj(node), self.v_proj(node)), None) for node in nodes]
             heads = attend_few(q, near, scale=self.scale, dropout=self.dropout)
-        losses = self.losses(inputs, heads, self.projection.values(v))
-        return Attended(self.merge_heads(heads, query), carry=self._carried(relay, query, carry), losses=losses)
+        return self.result(inputs, heads, self.projection.values(v), carry=self._carried(relay, query, carry))
 
     def _carried(self, relay: Tensor | None, tokens: Tensor, carry: Tensor | None) -> Tensor | None:
         """Return the carry for the next layer: the relay, followed by the embeddings if used."""

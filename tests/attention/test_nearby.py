@@ -1,0 +1,135 @@
+"""The convolution of the values beside attention, compared with sums over positions, around all mechanisms."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention import Attention, build, mechanisms
+from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.construction import check_slots
+from mtkit.attention.nearby import Convolution, convolved
+from mtkit.errors import MtkitError
+
+KERNEL = 5
+OPTIONS = {"group": {"context_layers": 0}}
+"""Options without which a gate scales the outputs."""
+
+NEARBY = {"nearby": {"name": "convolution", "kernel": KERNEL}}
+
+
+def takes(name: str) -> bool:
+    """Whether a mechanism can have the slot."""
+    try:
+        check_slots(mechanisms()[name], NEARBY)
+    except MtkitError:
+        return False
+    return "encoder" in mechanisms()[name].roles
+
+
+TAKING = [name for name in mechanisms() if takes(name)]
+
+
+def make(name: str, **arguments: Any) -> Attention:
+    torch.manual_seed(5)
+    options: dict[str, Any] = {"role": "encoder", "d_model": 32, "heads": 4, "max_length": 64}
+    return build(name, **options | OPTIONS.get(name, {}) | NEARBY | arguments).eval()
+
+
+def summed(values: Tensor, kernel: Tensor) -> Tensor:
+    """The sum of w_j v_(t + j - k // 2), position by position; values (H, T, V), kernel (H, k)."""
+    heads, length, _ = values.shape
+    rows = torch.zeros(heads, length, values.shape[2], dtype=values.dtype)
+    for h in range(heads):
+        for t in range(length):
+            for j in range(kernel.shape[1]):
+                place = t + j - kernel.shape[1] // 2
+                if 0 <= place < length:
+                    rows[h, t] += kernel[h, j] * values[h, place]
+    return rows
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 33, 65])
+@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 64, 65, 130, 200])
+def test_blocks_give_the_sums_of_all_positions(kernel: int, length: int) -> None:
+    values = torch.randn(2, 3, length, 4, dtype=torch.float64)
+    weights = torch.randn(3, kernel, dtype=torch.float64)
+    expected = torch.stack([summed(one, weights) for one in values])
+    torch.testing.assert_close(convolved(values, weights), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", TAKING)
+def test_it_adds_the_convolution_to_the_heads(name: str) -> None:
+    """Without a merge that is not linear, the outputs differ by W_o of the sums of each segment's real tokens."""
+    if mechanisms()[name].slot == "merge":
+        pytest.skip("its output is not linear in the heads")
+    attention = make(name).double()
+    plain = make(name, nearby=None).double()
+    state = {key: value for key, value in attention.state_dict().items() if not key.startswith("nearby.")}
+    plain.load_state_dict(state)
+    assert isinstance(attention, HeadAttention)
+    assert isinstance(attention.nearby, Convolution)
+    x, lengths = torch.randn(3, 21, 32, dtype=torch.float64), [21, 1, 14]
+    valid = torch.arange(21) < torch.tensor(lengths).unsqueeze(1)
+    with torch.no_grad():
+        added = attention(x, query_valid=valid).output - plain(x, query_valid=valid).output
+        for row, length in enumerate(lengths):
+            values = values_of(attention, x[row : row + 1, :length])
+            heads = summed(values.repeat_interleave(4 // len(values), 0), attention.nearby.weight)
+            merged = heads.transpose(0, 1).flatten(1)
+            expected = merged @ attention.out_proj.weight.T
+            torch.testing.assert_close(added[row, :length], expected, rtol=1e-9, atol=1e-10)
+
+
+def values_of(attention: Any, tokens: Tensor) -> Tensor:
+    """(G, T, V) of tokens (1, T, D)."""
+    if hasattr(attention, "v_up_proj"):
+        values = attention.v_up_proj(attention.latent(tokens))
+    else:
+        values = attention.v_proj(tokens)
+    return attention.projection.values(values)[0]
+
+
+@pytest.mark.parametrize("name", TAKING)
+def test_gradients_reach_the_kernel(name: str) -> None:
+    attention = make(name).train()
+    attention(torch.randn(2, 21, 32)).output.square().sum().backward()
+    gradient = attention.nearby.weight.grad
+    assert gradient.isfinite().all()
+    assert (gradient != 0).all()
+
+
+def test_only_encoders_have_it() -> None:
+    with pytest.raises(MtkitError, match="nearby 'convolution' cannot play the role 'decoder'; it can play: encoder"):
+        make("full", role="decoder")
+    with pytest.raises(MtkitError, match="kernel = 4 must be odd"):
+        make("full", nearby={"name": "convolution", "kernel": 4})
+    with pytest.raises(MtkitError, match="did you mean 'convolution'"):
+        make("full", nearby="convolutoin")
+    with pytest.raises(MtkitError, match="cannot combine with nearby=convolution"):
+        make("nystrom")
+
+
+def test_nystrom_with_a_landmark_for_each_token_is_full_attention_with_it() -> None:
+    """Section 4 of Xiong et al.: the convolution is the same, and the softmax of all pairs is exact."""
+    full = make("full", nearby={"name": "convolution", "kernel": 33}).double()
+    nystrom = make("nystrom", nearby=None, landmarks=32).double()
+    state = full.state_dict()
+    state["conv.weight"] = state.pop("nearby.weight")[:, None, :, None]
+    nystrom.load_state_dict(state)
+    x = torch.randn(2, 30, 32, dtype=torch.float64)
+    torch.testing.assert_close(nystrom(x).output, full(x).output, rtol=1e-10, atol=1e-10)
+
+
+def test_heads_of_a_mix_have_their_own() -> None:
+    mix: Any = make("full:2+band:2")
+    assert [part.nearby.weight.shape for part in mix.parts] == [(2, KERNEL), (2, KERNEL)]
+    one: Any = make("full:2+band:2", nearby=None, **{"band.nearby": "convolution"})
+    assert [part.nearby is None for part in one.parts] == [True, False]
+
+
+def test_learned_numbers_are_the_kernels() -> None:
+    attention = make("longformer")
+    assert isinstance(attention.nearby, nn.Module)
+    assert torch.equal(attention.learned_numbers()["kernel by distance"], attention.nearby.weight)
