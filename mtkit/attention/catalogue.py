@@ -218,7 +218,8 @@ def _written(default: Any) -> str:
 
 def _slots(mechanism: Mechanism) -> str:
     if mechanism.kinds:
-        return f"positions and projection for all heads; any slot for one kind, as {mechanism.kinds[0][0].name}.merge"
+        first = mechanism.kinds[0][0].name
+        return f"positions, projection and nearby for all heads; any slot for one kind, as {first}.merge"
     if mechanism.slot is not None:
         return f"is itself a {mechanism.slot}, and combines with other mechanisms as {mechanism.slot}={mechanism.name}"
     slots = getattr(mechanism.kind, "slots", {})
