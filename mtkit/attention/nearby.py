@@ -31,6 +31,9 @@ class Convolution(Nearby):
             values = values.masked_fill(~valid[:, None, :, None], 0.0)
         return convolved(expand_heads(values, self.site.heads), self.weight.type_as(values))
 
+    def clear(self) -> None:
+        nn.init.zeros_(self.weight)
+
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
         """Return the kernels."""

@@ -249,6 +249,10 @@ class Nearby(Slot):
         """Map values (B, G, T, V), with valid (B, T) or None, to the term (B, H, T, V)."""
         raise NotImplementedError
 
+    def clear(self) -> None:
+        """Make the term zero, for an attention that continues without it."""
+        raise NotImplementedError
+
 
 class Placed(NamedTuple):
     """Relative positions with the positions of the queries and keys of one call."""

@@ -197,7 +197,7 @@ def _roles_for(option: str, names: Mapping[str, list[str]]) -> list[str]:
         who = f"none of {', '.join(used)} has an" if len(used) > 1 else f"'{''.join(used)}' has no"
         if not any(names[role] for role in candidates):
             who = f"there is no {' or '.join(candidates)} attention to have an"
-        hint = did_you_mean(option, known)
+        hint = "" if option in known else did_you_mean(option, known)
         raise MtkitError(f"{who} attention option {shown(option)}{hint}; known: {', '.join(known)}")
     return applicable
 

@@ -129,6 +129,20 @@ def test_heads_of_a_mix_have_their_own() -> None:
     assert [part.nearby is None for part in one.parts] == [True, False]
 
 
+def test_a_state_without_it_gives_the_same_outputs() -> None:
+    """Training can continue from a run without the convolution; a state that has it is loaded as it is."""
+    x = torch.randn(2, 21, 32)
+    plain, continued, other = (make("full", nearby=value) for value in (None, "convolution", "convolution"))
+    continued.adopt(plain.state_dict())
+    assert torch.equal(continued(x).output, plain(x).output)
+    kernel = other.nearby.weight.detach().clone()
+    other.adopt(make("full", nearby="convolution").state_dict())
+    assert torch.equal(other.nearby.weight, kernel)
+    mix: Any = make("full:2+band:2")
+    mix.adopt(plain.state_dict())
+    assert all(torch.equal(part.nearby.weight, torch.zeros(2, KERNEL)) for part in mix.parts)
+
+
 def test_learned_numbers_are_the_kernels() -> None:
     attention = make("longformer")
     assert isinstance(attention.nearby, nn.Module)

@@ -199,8 +199,13 @@ class HeadAttention(Attention):
         return {name: value for slot in slots for name, value in slot.learned_numbers(inputs).items()}
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Take over the projections of `full`, converted by the projection if shapes differ."""
+        """Take over the projections of `full`, converted by the projection if shapes differ.
+
+        A slot `nearby` that the state does not have begins at zero, so that the outputs are the same as before.
+        """
         super().adopt(self.projection.adopted(full_state, self.state_dict()))
+        if self.nearby is not None and full_state and not any(name.startswith("nearby.") for name in full_state):
+            self.nearby.clear()
 
     def adopt_copies(self, full_state: Mapping[str, Tensor], firsts: Mapping[str, str]) -> None:
         """Copy first projections into second ones, by name, if the state has none of their shape."""
