@@ -193,7 +193,7 @@ def _part(parts: Question, shown: Sequence[Question]) -> str:
         f" Without the convolution of its values (`{without.entry}`), `nystrom` computes what `full` does in segments "
         f"of up to 64 tokens. After {updates(original)} updates it then has {without.score.mean:.1f} chrF, with the "
         f"convolution {whole.score.mean:.1f}; `full` has {full.score.mean:.1f} ({seeds(parts)}). "
-        "[long-documents.md](long-documents.md#learning) answers the same question for `documents`."
+        "[nearby.md](nearby.md) has the same for `documents`, and adds this convolution to other mechanisms."
     )
 
 
