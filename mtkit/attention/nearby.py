@@ -1,7 +1,7 @@
-"""Terms for the `nearby` slot: a convolution of the values over neighbouring tokens.
+"""The slot `nearby`: a convolution of the values over neighbouring tokens, added to the outputs of the heads.
 
-Paper: Xiong et al., "Nyströmformer", AAAI 2021, arXiv 2102.03902, section 4, adds the convolution to its approximation
-of attention; it is as useful beside exact attention (docs/attention.md).
+Paper: Xiong et al., "Nyströmformer", AAAI 2021, arXiv 2102.03902, section 4; there it is a part of the mechanism
+(`nystrom`). docs/nearby.md measures what it adds to others.
 """
 
 from typing import Annotated
@@ -17,7 +17,10 @@ from mtkit.attention.slots import Nearby
 
 
 class Convolution(Nearby):
-    """The sum of w_j v_(t + j - k // 2) over the k positions of a kernel that each head learns."""
+    """The sum of w_j v_(t + j - k // 2) over the k positions of a kernel that each head learns.
+
+    kernel: k, an odd number of positions, half of them before the token.
+    """
 
     def __init__(self, site: Site, *, kernel: Annotated[int, Within(1, 1023)] = 33) -> None:
         super().__init__(site)

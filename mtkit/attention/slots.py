@@ -241,7 +241,7 @@ class Positions(Slot):
 
 
 class Nearby(Slot):
-    """A term of the values of neighbouring tokens, added to the heads' outputs over whole sequences."""
+    """A term that is added to the heads' outputs over whole sequences: a function of neighbouring tokens' values."""
 
     roles: ClassVar[frozenset[str]] = frozenset({"encoder"})
 
