@@ -45,8 +45,8 @@ def build(
     numbers: dict[str, Any] = {"d_model": d_model, "heads": heads, "layer": layer, "layers": layers}
     numbers |= {"max_length": max_length, "memory_length": memory_length, "memory_width": memory_width}
     numbers |= {"dropout": dropout, "seed": seed}
-    slots = {"positions": positions, "projection": projection, "merge": merge, "regularizer": regularizer}
-    slots |= {"nearby": nearby}
+    slots = {"positions": positions, "projection": projection, "merge": merge}
+    slots |= {"regularizer": regularizer, "nearby": nearby}
     modules = {} if shared is None else shared
     site = Site(role=role, **_checked(as_python(numbers)), **as_python(slots), shared=modules)
     return _built(find(name), site, as_python(options))

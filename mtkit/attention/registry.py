@@ -33,6 +33,9 @@ SHARED = {"bases", "kernels"}
 OTHERS = "other packages"
 """Family of other packages' mechanisms."""
 
+NOT_MECHANISMS: Mapping[str, Mapping[str, Any]] = {"positions": POSITIONS, "nearby": NEARBY}
+"""Classes by name, of the slots whose content is not a mechanism's name too."""
+
 DECLARED = ("roles", "published", "paper", "complexity", "growth")
 """Attributes that the class of each mechanism must define."""
 
@@ -252,9 +255,9 @@ def named_slot(slot: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def slot_class(slot: str, name: str) -> Callable[..., Slot]:
-    kinds: Mapping[str, Any] = POSITIONS if slot == "positions" else NEARBY
-    if slot not in ("positions", "nearby"):
-        kinds = {mechanism.name: mechanism.kind for mechanism in mechanisms().values() if mechanism.slot == slot}
+    kinds: Mapping[str, Any] = NOT_MECHANISMS.get(slot) or {
+        mechanism.name: mechanism.kind for mechanism in mechanisms().values() if mechanism.slot == slot
+    }
     if name not in kinds:
         raise MtkitError(f"no {slot} {shown(name)}{did_you_mean(name, list(kinds))}; there are: {', '.join(kinds)}")
     return kinds[name]

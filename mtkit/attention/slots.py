@@ -172,7 +172,7 @@ class HeadResults(NamedTuple):
 
     inputs: Inputs
     heads: Tensor
-    """(B, H, T, V) outputs of the heads before merging."""
+    """(B, H, T, V) outputs of the heads before merging, with the term of the slot `nearby`."""
     values: Tensor
     """(B, G, S, V)."""
     weights: Tensor | None = None
@@ -241,7 +241,7 @@ class Positions(Slot):
 
 
 class Nearby(Slot):
-    """A term that is added to the heads' outputs over whole sequences: a function of neighbouring tokens' values."""
+    """A function of neighbouring tokens' values, added to the heads' outputs over whole sequences."""
 
     roles: ClassVar[frozenset[str]] = frozenset({"encoder"})
 
@@ -250,7 +250,7 @@ class Nearby(Slot):
         raise NotImplementedError
 
     def clear(self) -> None:
-        """Make the term zero, for an attention that continues without it."""
+        """Make the term zero, for an attention that begins with the weights of another."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""The convolution of the values beside attention, compared with sums over positions, around all mechanisms."""
+"""The slot `nearby`: the convolution of the values, compared with sums over positions, in all mechanisms."""
 
 from typing import Any
 
@@ -100,6 +100,20 @@ def test_gradients_reach_the_kernel(name: str) -> None:
     assert (gradient != 0).all()
 
 
+@pytest.mark.parametrize("name", ["full", "band", "linear"])
+@pytest.mark.parametrize("length", [20, 150])
+def test_bfloat16_is_near_float32(name: str, length: int) -> None:
+    attention, x, found = make(name, nearby="convolution"), torch.randn(2, length, 32), []
+    for enabled in (False, True):
+        attention.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            output = attention(x).output
+        output.float().square().sum().backward()
+        found.append((output.float().detach(), attention.nearby.weight.grad.clone()))
+    for exact, rounded in zip(*found, strict=True):
+        assert (rounded - exact).norm() < 0.02 * exact.norm()
+
+
 def test_only_encoders_have_it() -> None:
     with pytest.raises(MtkitError, match="nearby 'convolution' cannot play the role 'decoder'; it can play: encoder"):
         make("full", role="decoder")
@@ -132,12 +146,15 @@ def test_heads_of_a_mix_have_their_own() -> None:
 def test_a_state_without_it_gives_the_same_outputs() -> None:
     """Training can continue from a run without the convolution; a state that has it is loaded as it is."""
     x = torch.randn(2, 21, 32)
-    plain, continued, other = (make("full", nearby=value) for value in (None, "convolution", "convolution"))
+    plain, continued = make("full", nearby=None), make("full")
     continued.adopt(plain.state_dict())
     assert torch.equal(continued(x).output, plain(x).output)
-    kernel = other.nearby.weight.detach().clone()
-    other.adopt(make("full", nearby="convolution").state_dict())
-    assert torch.equal(other.nearby.weight, kernel)
+    state = make("full").state_dict()
+    state["nearby.weight"] = torch.randn(4, KERNEL)
+    continued.adopt(state)
+    assert torch.equal(continued.nearby.weight, state["nearby.weight"])
+    continued.adopt(make("full", nearby="convolution").state_dict())  # has another kernel
+    assert not continued.nearby.weight.any()
     mix: Any = make("full:2+band:2")
     mix.adopt(plain.state_dict())
     assert all(torch.equal(part.nearby.weight, torch.zeros(2, KERNEL)) for part in mix.parts)

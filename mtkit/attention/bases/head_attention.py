@@ -201,11 +201,13 @@ class HeadAttention(Attention):
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the projections of `full`, converted by the projection if shapes differ.
 
-        A slot `nearby` that the state does not have begins at zero, so that the outputs are the same as before.
+        If the state has no slot `nearby` of this shape, the slot begins at zero: without one, outputs stay the same.
         """
         super().adopt(self.projection.adopted(full_state, self.state_dict()))
-        if self.nearby is not None and full_state and not any(name.startswith("nearby.") for name in full_state):
-            self.nearby.clear()
+        if self.nearby is not None and full_state:
+            own = {f"nearby.{name}": weight.shape for name, weight in self.nearby.state_dict().items()}
+            if any(name not in full_state or full_state[name].shape != shape for name, shape in own.items()):
+                self.nearby.clear()
 
     def adopt_copies(self, full_state: Mapping[str, Tensor], firsts: Mapping[str, str]) -> None:
         """Copy first projections into second ones, by name, if the state has none of their shape."""

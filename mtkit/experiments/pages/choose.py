@@ -126,9 +126,10 @@ def _advice(shown: Sequence[Question], closer: Sequence[Question], roles: Sequen
     worse = {name: entry for name, entry in first.measured.items() if entry.mark == "-"}
     better = [entry for entry in first.measured.values() if entry.mark == "+"]
     lines = [
-        "- **In doubt, take `full`.** Rotary positions and a convolution in the encoder improve it, and others "
-        f"([nearby.md](nearby.md)). On `{first.head}`, {len(better)} of the {len(first.measured) - 1} others are "
-        f"significantly better. In two tests or more better, and in none worse: {_often_better(shown)}.",
+        "- **In doubt, take `full`.** Rotary positions and a convolution in the encoder improve `full` and "
+        f"other mechanisms ([nearby.md](nearby.md)). On `{first.head}`, {len(better)} of the {len(first.measured) - 1} "
+        "others are significantly better. In two tests or more better, and in none worse: "
+        f"{_often_better(shown)}.",
         *_roles(roles),
         *_lasting(captions, parts, shown),
     ]
