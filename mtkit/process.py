@@ -111,8 +111,13 @@ def collect_garbage_rarely() -> None:
 
 
 @contextmanager
-def signals_to(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Context in which SIGTERM and SIGINT call the handler; nothing in other threads than the main one."""
+def signals_to(
+    handler: Callable[[int, FrameType | None], object], *, ignored_afterwards: bool = False
+) -> Iterator[None]:
+    """Context in which SIGTERM and SIGINT call the handler; nothing in other threads than the main one.
+
+    Afterwards the handlers from before are back, or, for a process that only has to end, both signals are ignored.
+    """
     # only the main thread can set handlers
     numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
     previous_handlers = {number: signal.signal(number, handler) for number in numbers}
@@ -120,4 +125,4 @@ def signals_to(handler: Callable[[int, FrameType | None], object]) -> Iterator[N
         yield
     finally:
         for number, previous_handler in previous_handlers.items():
-            signal.signal(number, previous_handler)
+            signal.signal(number, signal.SIG_IGN if ignored_afterwards else previous_handler)

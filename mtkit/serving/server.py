@@ -5,8 +5,8 @@ import logging
 import math
 import resource
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from types import FrameType
 from typing import cast
@@ -78,9 +78,13 @@ def serve(
         brief = BriefLog()
         for name in ("uvicorn.error", "asyncio"):
             logging.getLogger(name).addFilter(brief)
-        shown = f"[{host}]" if ":" in host else host
-        say(f"serving {', '.join(service.directions)} at http://{shown}:{listener.getsockname()[1]}/ (Ctrl-C stops it)")
-        _Server(config).run(sockets=[listener])
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
+        server = _Server(config)
+        # from the first moment in which clients may come until the process has ended in order: repeated signals of a
+        # launcher must not give it another exit code
+        with signals_to(server.handle_exit, ignored_afterwards=True):
+            say(f"serving {', '.join(service.directions)} at {address} (Ctrl-C stops it)")
+            server.run(sockets=[listener])
     say("stopped")
 
 
@@ -98,10 +102,9 @@ class _Server(uvicorn.Server):
         if self.force_exit:  # uvicorn would log the cancelled tasks' tracebacks
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        with signals_to(self.handle_exit):
-            yield
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Nothing: `serve` has set the handlers before."""
+        return nullcontext()
 
 
 class Connection(H11Protocol):

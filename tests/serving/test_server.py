@@ -94,6 +94,19 @@ def test_unfinished_headers_keep_no_client_of_libretranslate_out(run: Path) -> N
         assert process.stdout.read() == "stopped\n"
 
 
+def test_signals_after_the_stop_change_nothing(run: Path) -> None:
+    with served(run) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stopped\n"
+        while process.poll() is None:  # while Python ends
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.001)
+        assert process.returncode == 0
+        assert process.stdout.read() == ""
+
+
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped meanwhile"])
 def test_a_body_that_does_not_arrive_is_given_up(run: Path, stopped: bool) -> None:
     with served(run, "--timeout", "1.5") as (process, address):
