@@ -122,13 +122,13 @@ def test_columns_by_distance_run_from_left_to_right_in_shaw() -> None:
 
 
 @torch.no_grad()
-def test_columns_by_distance_run_from_left_to_right_in_nystrom() -> None:
+def test_columns_by_distance_run_from_left_to_right_in_the_convolution() -> None:
     nystrom = attention("nystrom", conv_kernel=5)
-    nystrom.conv.weight.zero_()
-    nystrom.conv.weight[:, 0, 3] = 1.0
+    nystrom.nearby.weight.zero_()
+    nystrom.nearby.weight[:, 3] = 1.0
     assert nystrom.learned_numbers()["kernel by distance"].argmax(1).tolist() == [2 + 1] * H
     values = torch.randn(2, H, T, 8)
-    torch.testing.assert_close(nystrom.added_term(values)[:, :, :-1], values[:, :, 1:])
+    torch.testing.assert_close(nystrom.nearby(values, None)[:, :, :-1], values[:, :, 1:])
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mtkit.attention import Attention, build, mechanisms
 from mtkit.attention.bases.head_attention import HeadAttention
@@ -57,6 +58,23 @@ def test_blocks_give_the_sums_of_all_positions(kernel: int, length: int) -> None
     weights = torch.randn(3, kernel, dtype=torch.float64)
     expected = torch.stack([summed(one, weights) for one in values])
     torch.testing.assert_close(convolved(values, weights), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kernel", "length"),
+    [(1, 33, 12), (2, 65, 70), (4, 3, 1), (2, 33, 64), (2, 33, 65), (1, 33, 96), (2, 5, 131), (1, 65, 300)],
+)
+def test_gradients_are_those_of_the_sums(heads: int, kernel: int, length: int) -> None:
+    """In one product, or in several blocks, the last of which is full or not."""
+    values, wanted = torch.randn(4, heads, length, 5, requires_grad=True), torch.zeros(4, heads, length, 5).double()
+    weights, read = torch.randn(heads, kernel, requires_grad=True), torch.randn(4, heads, length, 5)
+    padded = F.pad(values.double(), (0, 0, kernel // 2, kernel // 2))
+    for place in range(kernel):
+        wanted = wanted + padded[:, :, place : place + length] * weights.double()[:, place, None, None]
+    found = convolved(values, weights)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    ours, expected = (torch.autograd.grad((x * read).sum(), [values, weights]) for x in (found, wanted))
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", TAKING)
@@ -129,9 +147,7 @@ def test_nystrom_with_a_landmark_for_each_token_is_full_attention_with_it() -> N
     """Section 4 of Xiong et al.: the convolution is the same, and the softmax of all pairs is exact."""
     full = make("full", nearby={"name": "convolution", "kernel": 33}).double()
     nystrom = make("nystrom", nearby=None, landmarks=32).double()
-    state = full.state_dict()
-    state["conv.weight"] = state.pop("nearby.weight")[:, None, :, None]
-    nystrom.load_state_dict(state)
+    nystrom.adopt(full.state_dict())
     x = torch.randn(2, 30, 32, dtype=torch.float64)
     torch.testing.assert_close(nystrom(x).output, full(x).output, rtol=1e-10, atol=1e-10)
 

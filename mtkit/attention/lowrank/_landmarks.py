@@ -54,12 +54,6 @@ class LandmarkAttention(HeadAttention):
         """Return Z itself, as in the equation."""
         raise NotImplementedError
 
-    def added_term(self, values: Tensor) -> Tensor | None:
-        """Return a term to add to the heads' outputs, (B, H, T, V), or None; values have this shape and are zero at
-        padding.
-        """
-        return None
-
     def attend(self, inputs: Inputs) -> Attended:
         """Compute F Z (B V) in O(T) memory and in at least float32, because Z multiplies rounding errors."""
         q, k, v = self.queries_keys_values(inputs.query)
@@ -82,20 +76,14 @@ class LandmarkAttention(HeadAttention):
                 mean_q, mean_k = (torch.stack([x[:, :, segment].mean(2) for segment in segments], 2) for x in (q, k))
                 inverse = self.inverse(_softmax(mean_q, mean_k, self.scale))
                 heads = _softmax(q, mean_k, self.scale) @ inverse @ _softmax(mean_q, k, self.scale) @ v
-            extra = self.added_term(v)
-            heads = heads if extra is None else heads + extra
+            heads = self.with_nearby(heads, v, None)
             padded.append(F.pad(heads, (0, 0, 0, inputs.query.shape[1] - length)))
         return Attended(self.merge_heads(torch.cat(padded), inputs.query))
 
     def _heads(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         if q.shape[2] <= self.landmarks:
-            heads, _ = attend(q, k, v, scale=self.scale, valid=valid)
-        else:
-            v = upcast(v)
-            heads = self._through_landmarks(upcast(q), upcast(k), v, valid)
-        values = expand_heads(v, q.shape[1])
-        extra = self.added_term(values if valid is None else values.masked_fill(~valid[:, None, :, None], 0.0))
-        return heads if extra is None else heads + extra
+            return attend(q, k, v, scale=self.scale, valid=valid)[0]
+        return self._through_landmarks(upcast(q), upcast(k), upcast(v), valid)
 
     def _through_landmarks(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         lengths = torch.full((1,), q.shape[2], device=q.device) if valid is None else valid.sum(1)

@@ -4,7 +4,8 @@ Paper: Xiong, Zeng, Chakraborty, Tan, Fung, Li and Singh, "Nyströmformer: A Nys
 Self-Attention", AAAI 2021, arXiv 2102.03902, equations 13 to 15. With F, M and B as in `_landmarks` and M the softmax
 between landmarks, the heads are
     F Z B V + DConv(V),  Z_0 = M^T / (|M|_1 |M|_inf),  Z <- 1/4 Z (13 I - M Z (15 I - M Z (7 I - M Z))),
-which iterates Z towards the pseudo-inverse of M. DConv is a convolution over time with one kernel per head.
+which iterates Z towards the pseudo-inverse of M. DConv is a convolution over time with one kernel per head, which other
+mechanisms have in the slot `nearby` (`mtkit.attention.nearby`).
 Departures: Z_0 has one scale for each segment and head (the authors' code takes the largest of the whole batch).
 Landmarks are means of real tokens; each segment has m landmarks or one per token; up to m tokens see all pairs.
 If landmarks resemble each other, M is near-singular and Z has not converged after the paper's 6 iterations: they
@@ -16,11 +17,11 @@ Cost: O(T m K + iterations m^3) time for each head, O(T) memory. The map itself 
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mtkit.attention.contract import Inputs, Site
+from mtkit.attention.contract import Site
 from mtkit.attention.lowrank._landmarks import LandmarkAttention
-from mtkit.attention.nearby import convolved
+from mtkit.attention.nearby import Convolution
 from mtkit.attention.options import Positive, Within, refused
 from mtkit.attention.slots import combining
 
@@ -33,7 +34,7 @@ class Nystrom(LandmarkAttention):
     """
 
     paper = "Xiong et al. 2021, arXiv 2102.03902"
-    slots = combining("projection", "merge", regularizer={"disagreement"})  # it has its own convolution
+    slots = combining("projection", "merge", regularizer={"disagreement"})  # `nearby` is a part of it
     small: ClassVar[dict[str, Any]] = {"landmarks": 4, "pinv_iters": 5, "conv_kernel": 3}
     variants = ({"conv_kernel": 0},)
 
@@ -49,24 +50,10 @@ class Nystrom(LandmarkAttention):
         if conv_kernel and conv_kernel % 2 == 0:
             raise refused("conv_kernel", conv_kernel, "be odd, or 0 for no convolution")
         self.iterations = pinv_iters
-        self.conv = (
-            nn.Conv2d(site.heads, site.heads, (conv_kernel, 1), groups=site.heads, bias=False) if conv_kernel else None
-        )
-
-    @torch.no_grad()
-    def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
-        """Add each head's convolution of the values."""
-        learned = super().learned_numbers(inputs)
-        return learned if self.conv is None else learned | {"kernel by distance": self.conv.weight[:, 0, :, 0].clone()}
+        self.nearby = Convolution(site, kernel=conv_kernel) if conv_kernel else None
 
     def inverse(self, kernel: Tensor) -> Tensor:
         return pseudo_inverse(kernel, self.iterations)
-
-    def added_term(self, values: Tensor) -> Tensor | None:
-        """Return DConv(V)."""
-        if self.conv is None:
-            return None
-        return convolved(values, self.conv.weight[:, 0, :, 0].type_as(values))
 
 
 def pseudo_inverse(kernel: Tensor, iterations: int) -> Tensor:
