@@ -88,14 +88,15 @@ class MixedHeads(Attention):
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
         """Return the numbers of all kinds, with rows of NaN for the heads of the others.
 
-        If two kinds have numbers of one name and different widths, the kind's class is part of the name.
+        If two kinds have numbers of one name and different widths, the kind's class or first head is part of the name.
         """
         learned: dict[str, Tensor] = {}
         for part, first in self.firsts():
             for name, value in part.learned_numbers(inputs).items():
                 rows = value.new_full((self.site.heads, *value.shape[1:]), float("nan"))
-                differs = name in learned and learned[name].shape != rows.shape
-                known = learned.setdefault(f"{name} ({type(part).__name__})" if differs else name, rows)
+                names = [name, f"{name} ({type(part).__name__})", f"{name} (from head {first + 1} on)"]
+                free = next(each for each in names if each not in learned or learned[each].shape == rows.shape)
+                known = learned.setdefault(free, rows)
                 known[first : first + part.site.heads] = _by_head(value, part.site.heads)
         return learned
 
@@ -130,7 +131,10 @@ class MixedHeads(Attention):
 
 
 def as_full(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a mix's state with the projections of `full` added if all kinds together have them; another unchanged."""
+    """Return a mix's state with the projections and slot `nearby` of `full` added if all kinds have them.
+
+    Another state is returned unchanged.
+    """
     result, count = dict(state), 0
     while f"parts.{count}.out_proj.weight" in state:
         count += 1
@@ -142,6 +146,10 @@ def as_full(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ends = [bias for bias in (biases[:1] if dim else biases) if bias is not None]
         if ends and len(ends) == (1 if dim else count):
             result[f"{name}.bias"] = torch.cat(ends)
+    for name in [key.removeprefix("parts.0.") for key in state if key.startswith("parts.0.nearby.")]:
+        rows = [state[key] for n in range(count) if (key := f"parts.{n}.{name}") in state]
+        if len(rows) == count and len({row.shape[1:] for row in rows}) == 1:
+            result[name] = torch.cat(rows)
     return result
 
 
@@ -159,8 +167,8 @@ def _by_head(value: Tensor, heads: int) -> Tensor:
 
 def _slices(full_state: Mapping[str, Tensor], first: int, site: Site) -> dict[str, Tensor]:
     """Return the rows and columns of the heads from `first` on; empty if the state is not a `full` attention's."""
-    width, total = site.head_width, (site.layer_heads or site.heads) * site.head_width
-    some = slice(first * width, (first + site.heads) * width)
+    width, heads = site.head_width, site.layer_heads or site.heads
+    total, some = heads * width, slice(first * width, (first + site.heads) * width)
     sliced = {
         f"{name}.{kind}": full_state[f"{name}.{kind}"][some]
         for name in ("q_proj", "k_proj", "v_proj")
@@ -171,7 +179,8 @@ def _slices(full_state: Mapping[str, Tensor], first: int, site: Site) -> dict[st
         sliced["out_proj.weight"] = full_state["out_proj.weight"][:, some]
     if "out_proj.bias" in full_state:
         sliced["out_proj.bias"] = full_state["out_proj.bias"]
-    return sliced
+    kernels = {name: rows for name, rows in full_state.items() if name.startswith("nearby.") and len(rows) == heads}
+    return sliced | {name: rows[first : first + site.heads] for name, rows in kernels.items()}
 
 
 @torch.no_grad()

@@ -2,8 +2,10 @@
 
 Paper: Xiong et al., "Nyströmformer", AAAI 2021, arXiv 2102.03902, section 4; there it is a part of the mechanism
 (`nystrom`). docs/nearby.md measures what it adds to others.
+Cost: O(T k V) time for each head, and O(T V) memory; O(T^2) in segments of up to 2 (k - 1) tokens, or 64.
 """
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -25,7 +27,9 @@ class Convolution(Nearby):
     def __init__(self, site: Site, *, kernel: Annotated[int, Within(1, 1023)] = 33) -> None:
         super().__init__(site)
         if kernel % 2 == 0:
-            raise refused("kernel", kernel, "be odd: as many positions after the token as before it")
+            raise refused(
+                "nearby 'convolution': kernel", kernel, "be odd: as many positions after the token as before it"
+            )
         self.weight = nn.Parameter(torch.empty(site.heads, kernel).uniform_(-(kernel**-0.5), kernel**-0.5))
 
     def forward(self, values: Tensor, valid: Tensor | None) -> Tensor:
@@ -34,8 +38,14 @@ class Convolution(Nearby):
             values = values.masked_fill(~valid[:, None, :, None], 0.0)
         return convolved(expand_heads(values, self.site.heads), self.weight.type_as(values))
 
-    def clear(self) -> None:
-        nn.init.zeros_(self.weight)
+    @torch.no_grad()
+    def adopt(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the kernels, cut or extended by zeros at both ends; without them the term is zero."""
+        kernels, adopted = weights.get("weight"), torch.zeros_like(self.weight)
+        if kernels is not None and len(kernels) == len(adopted):
+            common = min(kernels.shape[1], adopted.shape[1])
+            _middle(adopted, common).copy_(_middle(kernels, common))
+        self.weight.copy_(adopted)
 
     @torch.no_grad()
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
@@ -52,10 +62,16 @@ def convolved(values: Tensor, kernel: Tensor) -> Tensor:
     taps, length = kernel.shape[1], values.shape[2]
     reach, block = taps // 2, max(taps - 1, 32)
     if length <= 2 * block:
-        return _band(kernel, length)[..., reach : reach + length] @ values
+        return torch.einsum("hij,bhjv->bhiv", _band(kernel, length)[..., reach : reach + length], values)
     padded = F.pad(values, (0, 0, reach, reach + -length % block))
-    windows = padded.unfold(2, block + taps - 1, block).mT  # (B, H, blocks, positions, V)
-    return (_band(kernel, block).unsqueeze(1) @ windows).flatten(2, 3)[:, :, :length]
+    windows = padded.unfold(2, block + taps - 1, block)  # (B, H, blocks, V, positions)
+    return torch.einsum("hij,bhnvj->bhniv", _band(kernel, block), windows).flatten(2, 3)[:, :, :length]
+
+
+def _middle(kernel: Tensor, taps: int) -> Tensor:
+    """Return the view of the middle `taps` columns."""
+    first = (kernel.shape[1] - taps) // 2
+    return kernel[:, first : first + taps]
 
 
 def _band(kernel: Tensor, rows: int) -> Tensor:

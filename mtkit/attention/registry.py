@@ -226,10 +226,16 @@ def fill(slot: str, site: Site, *arguments: Any) -> Any:
     if value is None:
         return None
     name, options = named_slot(slot, value)
+    check_slot_role(slot, name, site.role)
     kind: Any = slot_class(slot, name)
-    if slot != "positions" and site.role not in kind.roles:
-        raise _wrong_role(f"{slot} {shown(name)}", kind, site.role)
     return kind(site, *arguments, **options)
+
+
+def check_slot_role(slot: str, name: str, role: str) -> None:
+    """Raises: MtkitError for an unknown name, and if this content of a slot cannot play the role of its attention."""
+    kind: Any = slot_class(slot, name)
+    if slot != "positions" and role not in kind.roles:
+        raise _wrong_role(f"{slot} {shown(name)}", kind, role)
 
 
 def check_role(mechanism: Mechanism, role: str) -> None:

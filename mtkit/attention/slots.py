@@ -249,8 +249,8 @@ class Nearby(Slot):
         """Map values (B, G, T, V), with valid (B, T) or None, to the term (B, H, T, V)."""
         raise NotImplementedError
 
-    def clear(self) -> None:
-        """Make the term zero, for an attention that begins with the weights of another."""
+    def adopt(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the weights of another attention's slot; without them the term is zero."""
         raise NotImplementedError
 
 

@@ -70,7 +70,7 @@ def split(text: str) -> list[str]:
     """Split a text at the commas outside brackets: "full, band[window_radius=3,dropout=0]" has two parts."""
     parts, depth, begin = [], 0, 0
     for place, letter in enumerate(text):
-        depth += (letter == "[") - (letter == "]")
+        depth += (letter in "[{") - (letter in "]}")
         if letter == "," and depth == 0:
             parts.append(text[begin:place])
             begin = place + 1

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from mtkit.attention import ROLES
 from mtkit.attention.construction import check_heads, check_options, check_slots
-from mtkit.attention.registry import Mechanism, check_role, find, names_of_packages
+from mtkit.attention.registry import Mechanism, check_role, check_slot_role, find, named_slot, names_of_packages
 from mtkit.attention.slots import SLOT_ROLES, SLOTS
 from mtkit.errors import MtkitError, RecipeError, did_you_mean, shown
 from mtkit.memory import available_bytes, too_large, weights_within_memory
@@ -169,7 +169,7 @@ def choose(settings: AttentionSettings, layers: Mapping[str, int], tasks: int = 
             )
         for chosen in _roles_for(option, {role: names[role]} if dot else names):
             options[chosen][option] = value
-    return {role: [_choice(find(name), options[role], tasks) for name in names[role]] for role in ROLES}
+    return {role: [_choice(find(name), role, options[role], tasks) for name in names[role]] for role in ROLES}
 
 
 def _names(settings: AttentionSettings, role: str, layers: int) -> list[str]:
@@ -202,12 +202,15 @@ def _roles_for(option: str, names: Mapping[str, list[str]]) -> list[str]:
     return applicable
 
 
-def _choice(mechanism: Mechanism, options: Mapping[str, Any], tasks: int) -> Choice:
+def _choice(mechanism: Mechanism, role: str, options: Mapping[str, Any], tasks: int) -> Choice:
     """This mechanism with its options among a role's; the layers of one role may have different mechanisms."""
     slots = {key: value for key, value in options.items() if key in SLOTS}
     chosen = {key: value for key, value in options.items() if key in mechanism.options and key not in SLOTS}
     check_options(mechanism, chosen)
     check_slots(mechanism, slots)
+    for key, value in (chosen | slots).items():
+        if value is not None and (slot := key.rpartition(".")[2]) in SLOTS:
+            check_slot_role(slot, named_slot(slot, value)[0], role)
     if "tasks" in mechanism.options and chosen.setdefault("tasks", tasks) < tasks:
         raise MtkitError(
             f"attention '{mechanism.name}' has tasks = {chosen['tasks']}, and there are {tasks} directions"

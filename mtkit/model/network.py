@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mtkit.attention import Attention, State, build
 from mtkit.attention.marks import marks_from, marks_of
 from mtkit.attention.mixed_heads import as_full
+from mtkit.attention.slots import SLOTS
 from mtkit.model.embedding import Embedding
 from mtkit.model.layers import Weights
 from mtkit.recipe import ModelSettings
@@ -271,18 +272,22 @@ class Network(nn.Module):
     def adopt(self, weights: Mapping[str, Tensor]) -> list[str]:
         """Load the weights of another network, whose attention may differ; returns the names that did not fit.
 
-        Attention sub-layers convert theirs by the mechanism's `adopt`; all others must have the same shape.
+        Attention sub-layers convert theirs by the mechanism's `adopt`, and have no name among the returned, except
+        weights in slots that they do not have. All others must have the same shape.
         """
         state = self.state_dict()
         prefixes = [f"{name}." for name, _ in self.attentions()]
         outside = {name: value for name, value in weights.items() if not name.startswith(tuple(prefixes))}
         fitting = {name: value for name, value in outside.items() if name in state and state[name].shape == value.shape}
         self.load_state_dict(fitting, strict=False)
+        unfit = set(outside) - set(fitting)
         for name, attention in self.attentions():
             start = len(name) + 1
             of_attention = {key[start:]: value for key, value in weights.items() if key.startswith(f"{name}.")}
             attention.adopt(as_full(of_attention))
-        return sorted(set(outside) - set(fitting))
+            slots = {key for key in of_attention if key.partition(".")[0] in SLOTS}
+            unfit |= {f"{name}.{key}" for key in slots - attention.state_dict().keys()}
+        return sorted(unfit)
 
 
 @dataclass(frozen=True)

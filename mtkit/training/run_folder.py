@@ -191,11 +191,21 @@ def init_from_run(model: Network, run: Run, prepared: Prepared, say: Say) -> set
 
 
 def check_trained(model: Network, random: set[str], run: Run) -> None:
-    """Raises: RecipeError if parameters that do not begin with the run's weights are frozen at random values."""
-    if stuck := sorted(random - trained_names(model)):
+    """Raises: RecipeError if parameters that do not begin with the run's weights are frozen.
+
+    They would keep random values or, in the slot `nearby`, zeros.
+    """
+    trained = trained_names(model)
+    if stuck := sorted(random - trained):
         raise RecipeError(
             f"training.lora or training.freeze keeps {_first_names(stuck)} at random values, because {run.folder} has "
             "none of this size; leave out preset and model, or train them"
+        )
+    zero = sorted(name for name, weight in model.named_parameters() if ".nearby." in name and not weight.any())
+    if stuck := [name for name in zero if name not in trained]:
+        raise RecipeError(
+            f"training.lora or training.freeze keeps {_first_names(stuck)} at zero, because {run.folder} has no such "
+            "weights; leave out nearby (or nystrom's conv_kernel), or train them"
         )
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from mtkit.attention import Attention, build, mechanisms
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.construction import check_slots
+from mtkit.attention.mixed_heads import as_full
 from mtkit.attention.nearby import Convolution, convolved
 from mtkit.errors import MtkitError
 
@@ -169,8 +170,6 @@ def test_a_state_without_it_gives_the_same_outputs() -> None:
     state["nearby.weight"] = torch.randn(4, KERNEL)
     continued.adopt(state)
     assert torch.equal(continued.nearby.weight, state["nearby.weight"])
-    continued.adopt(make("full", nearby="convolution").state_dict())  # has another kernel
-    assert not continued.nearby.weight.any()
     mix: Any = make("full:2+band:2")
     mix.adopt(plain.state_dict())
     assert all(torch.equal(part.nearby.weight, torch.zeros(2, KERNEL)) for part in mix.parts)
@@ -180,3 +179,46 @@ def test_learned_numbers_are_the_kernels() -> None:
     attention = make("longformer")
     assert isinstance(attention.nearby, nn.Module)
     assert torch.equal(attention.learned_numbers()["kernel by distance"], attention.nearby.weight)
+
+
+@pytest.mark.parametrize(("before", "after"), [(5, 9), (9, 5), (5, 5)])
+def test_a_kernel_of_another_size_keeps_its_middle(before: int, after: int) -> None:
+    old, new = (make("full", nearby={"name": "convolution", "kernel": kernel}) for kernel in (before, after))
+    kernel = old.nearby.weight.detach().clone()
+    new.adopt(old.state_dict())
+    for distance in range(-(after // 2), after // 2 + 1):
+        known = abs(distance) <= before // 2
+        expected = kernel[:, before // 2 + distance] if known else torch.zeros(4)
+        assert torch.equal(new.nearby.weight[:, after // 2 + distance], expected)
+    old.adopt(old.state_dict())
+    assert torch.equal(old.nearby.weight, kernel)
+
+
+def test_kernels_pass_between_full_and_a_mix() -> None:
+    x, full = torch.randn(2, 21, 32), make("full")
+    mix, back = make("full:1+full:3"), make("full")
+    mix.adopt(full.state_dict())
+    torch.testing.assert_close(mix(x).output, full(x).output, atol=1e-6, rtol=1e-5)
+    mix.adopt(as_full(mix.state_dict()))
+    torch.testing.assert_close(mix(x).output, full(x).output, atol=1e-6, rtol=1e-5)
+    back.adopt(as_full(mix.state_dict()))
+    assert all(torch.equal(value, back.state_dict()[name]) for name, value in full.state_dict().items())
+
+
+def test_learned_kernels_of_three_sizes_in_a_mix_have_three_names() -> None:
+    kernels = {"full": 3, "multi-query": 5, "fixed-head-size": 7}
+    options = {f"{name}.nearby": {"name": "convolution", "kernel": kernel} for name, kernel in kernels.items()}
+    mix = make("full:1+multi-query:1+fixed-head-size:2", nearby=None, **options)
+    assert sorted(rows.shape[1] for rows in mix.learned_numbers().values()) == [3, 5, 7]
+
+
+@pytest.mark.parametrize("name", [name for name in TAKING if mechanisms()[name].slot == "merge"])
+def test_merges_get_the_heads_with_the_convolution(name: str) -> None:
+    attention, plain = make(name).double(), make(name, nearby=None).double()
+    plain.load_state_dict(attention.state_dict(), strict=False)
+    x, given = torch.randn(1, 21, 32, dtype=torch.float64), list[Tensor]()
+    for each in (attention, plain):
+        each.merge.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0][0]))
+        each(x)
+    expected = summed(values_of(attention, x), attention.nearby.weight)
+    torch.testing.assert_close(given[0] - given[1], expected, rtol=1e-9, atol=1e-10)

@@ -14,6 +14,7 @@ from mtkit.attention import ROLES, build, mechanisms
 from mtkit.attention.catalogue import describe
 from mtkit.attention.options import MOST, CountsOf, ListOf, OneOf, Option, SomeOf, Within, _kinds, declared
 from mtkit.attention.registry import Mechanism
+from mtkit.attention.slots import SLOTS
 from mtkit.errors import MtkitError
 from tests.contract.cases import Case, small_options
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
@@ -92,7 +93,7 @@ def test_numbers_of_a_site_that_are_out_of_range_are_refused(name: str, values: 
 
 
 @pytest.mark.parametrize("value", [42, True, [1], {"clip": 3}, {"name": 3}], ids=str)
-@pytest.mark.parametrize("slot", ["positions", "projection", "merge", "regularizer"])
+@pytest.mark.parametrize("slot", SLOTS)
 def test_what_is_no_slot_is_refused(slot: str, value: Any) -> None:
     with pytest.raises(MtkitError, match=f"{slot} = .* must be a name"):
         build("full", role="encoder", d_model=32, heads=4, **{slot: value})
@@ -106,6 +107,7 @@ def test_what_is_no_slot_is_refused(slot: str, value: Any) -> None:
         ("projection", {"name": "grouped-query", "kv_heads": 0}),
         ("merge", {"name": "em-routing", "iterations": 10**9}),
         ("regularizer", {"name": "disagreement", "weight": "x"}),
+        ("nearby", {"name": "convolution", "kernel": 4}),
     ],
 )
 def test_options_of_slots_are_checked_alike(slot: str, value: dict[str, Any]) -> None:

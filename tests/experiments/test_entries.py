@@ -53,6 +53,8 @@ def test_commas_in_brackets_do_not_split() -> None:
         "full", "band[window_radius=3,positions=rotary]", "linear@cross",
     ]  # fmt: skip
     assert settings("band[dilations=[1, 2]]")["attention"]["options"] == {"dilations": [1, 2]}
+    nearby = {"nearby": {"name": "convolution", "kernel": 9}}
+    assert settings("full[nearby={name: convolution, kernel: 9}]")["attention"]["options"] == nearby
 
 
 def test_a_mapping_sets_anything_and_has_a_name() -> None:

@@ -114,6 +114,24 @@ def test_weights_pass_between_full_and_a_mix() -> None:
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in full.state_dict().items())
 
 
+def test_weights_of_a_slot_that_the_other_attention_does_not_have_are_listed() -> None:
+    settings: list[dict[str, Any]] = [{"options": {"nearby": "convolution"}}, {}, {"name": "nystrom"}]
+    first, without, within = (
+        build_model(make_recipe({"attention": each}), source_vocabulary=9, target_vocabulary=9) for each in settings
+    )
+    assert without.adopt(first.state_dict()) == [f"encoder.{layer}.attention.nearby.weight" for layer in (0, 1)]
+    assert within.adopt(first.state_dict()) == []
+
+
+def test_a_slot_that_cannot_play_a_role_is_refused_before_anything_is_built() -> None:
+    for options in ({"decoder.nearby": "convolution"}, {"cross.nearby": "convolution"}):
+        with pytest.raises(MtkitError, match="nearby 'convolution' cannot play the role"):
+            label_attention(make_recipe({"attention": {"options": options}}))
+    mix = {"name": "full:2+band:2", "options": {"decoder.band.nearby": "convolution"}}
+    with pytest.raises(MtkitError, match="nearby 'convolution' cannot play the role 'decoder'"):
+        label_attention(make_recipe({"attention": mix}))
+
+
 def test_the_number_of_tasks_reaches_those_that_are_conditioned_on_one_unless_the_recipe_sets_it() -> None:
     settings = AttentionSettings(name="camtl", options={"decoder.tasks": 5})
     chosen = choose(settings, LAYERS, tasks=3)

@@ -241,6 +241,23 @@ def test_frozen_parameters_that_the_run_does_not_have_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("training", [{"lora": {"rank": 2}}, {"freeze": ["encoder"]}], ids=["lora", "freeze"])
+def test_a_convolution_that_would_stay_at_zero_is_refused(
+    base: Path, prepared: Prepared, tmp_path: Path, training: dict[str, Any]
+) -> None:
+    attention = {"options": {"nearby": "convolution"}}
+    recipe = tiny(training={**SHORT, "init_from": str(base), **training}, attention=attention)
+    with pytest.raises(
+        RecipeError, match=r"keeps encoder\.0\.attention\.nearby\.weight.* at zero.*leave out nearby"
+    ):
+        run(recipe, prepared, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    whole = tiny(
+        training={**SHORT, "max_updates": 1, "init_from": str(base), "freeze": ["decoder"]}, attention=attention
+    )
+    run(whole, prepared, tmp_path / "run")
+
+
 def test_model_and_attention_are_those_of_the_run_unless_others_are_named(base: Path) -> None:
     def begun(**given: Any) -> Recipe:
         return load_recipe(None, {"training": {"init_from": str(base)}, **given})

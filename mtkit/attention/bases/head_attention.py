@@ -201,13 +201,13 @@ class HeadAttention(Attention):
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the projections of `full`, converted by the projection if shapes differ.
 
-        If the state has no slot `nearby` of this shape, the slot begins at zero: without one, outputs stay the same.
+        If the state has no weights for the slot `nearby`, its term is zero, so that outputs stay the same.
         """
         super().adopt(self.projection.adopted(full_state, self.state_dict()))
         if self.nearby is not None and full_state:
-            own = {f"nearby.{name}": weight.shape for name, weight in self.nearby.state_dict().items()}
-            if any(name not in full_state or full_state[name].shape != shape for name, shape in own.items()):
-                self.nearby.clear()
+            prefix = "nearby."
+            weights = {key.removeprefix(prefix): value for key, value in full_state.items() if key.startswith(prefix)}
+            self.nearby.adopt(weights)
 
     def adopt_copies(self, full_state: Mapping[str, Tensor], firsts: Mapping[str, str]) -> None:
         """Copy first projections into second ones, by name, if the state has none of their shape."""

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from mtkit.attention.lowrank import nystrom as module
 from mtkit.attention.lowrank.nystrom import pseudo_inverse
