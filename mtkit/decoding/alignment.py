@@ -7,10 +7,11 @@ from torch import Tensor
 from mtkit.decoding.engines.model_engine import decoding_with
 from mtkit.decoding.forced import forced_weights
 from mtkit.decoding.lines.segments import Segment, Source
-from mtkit.decoding.lines.source import Directions, SourceLines, is_blank
+from mtkit.decoding.lines.source import Directions, SourceLines
 from mtkit.errors import DataError, MtkitError
 from mtkit.model.layers import Weights
 from mtkit.model.network import Network
+from mtkit.text.characters import is_blank
 from mtkit.text.tokenizer import EOS, Tokenizers
 
 ROLES = ("encoder", "decoder", "cross")

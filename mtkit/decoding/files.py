@@ -34,8 +34,6 @@ from mtkit.terminal import Say, quiet
 from mtkit.text.markup import Marked, parse
 from mtkit.text.tag_placement import restore
 
-UNPAIRED = "source lines and target lines do not make pairs: their numbers differ"
-
 SIDE_CHUNK = 1_000
 """Maximum segments of a held-out side that are translated together; a kill loses the work on them."""
 
@@ -164,7 +162,8 @@ def force_file(
     """
     _check_outputs([output], [sources, targets, document_ids])
     joins = joins_documents(translator.runs, documents, translator.settings, forced=True, say=say)
-    texts, messages = [sources, targets], [UNPAIRED]
+    unpaired = f"must have as many lines as {name_of(sources, 'the sources')}, a translation each"
+    texts, messages = [sources, targets], [f"{name_of(targets, 'the targets')} {unpaired}"]
     if joins and document_ids is not None:
         texts, messages = [*texts, document_ids], [*messages, unequal_ids(document_ids)]
     rows = rows_of(texts, messages)

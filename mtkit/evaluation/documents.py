@@ -23,6 +23,7 @@ from mtkit.evaluation.statistics import Statistics
 from mtkit.evaluation.systems import SystemTexts
 from mtkit.evaluation.term_consistency import consistency
 from mtkit.terminal import ProgressBar, silent
+from mtkit.text.characters import is_blank
 
 METRICS = ("BLEU", "chrF")
 """Metrics of documents. TER's search for shifts takes too long on documents; exact and token match are of lines."""
@@ -57,23 +58,26 @@ def document_metrics(asked: Sequence[str] | None, usual: Sequence[str]) -> tuple
 def document_rows(texts: SystemTexts, path: Path) -> Rows:
     """Return the lines of each document: a changed id, or a blank line of the source or reference `path`, ends one.
 
-    A changed direction ends a document too. Blank lines that separate documents belong to none.
+    A changed direction ends a document too. Blank lines at its beginning and end belong to no document.
 
     Raises: DataError if there are neither ids nor blank lines.
     """
     lines = texts.references[0] if texts.sources is None else texts.sources
-    if texts.documents is None and all(map(str.strip, lines)):
+    blank = list(map(is_blank, lines))
+    if texts.documents is None and not any(blank):
         raise DataError(
             f"{path} has no blank lines between documents, and the lines have no document ids; "
             "give a file with an id per line: --document-ids FILE"
         )
-    blanks = np.cumsum([not line.strip() for line in lines]).tolist()
-    ids = blanks if texts.documents is None else texts.documents
-    directions = texts.directions or [""] * len(lines)
-    if not any(map(str.strip, lines)):
+    if all(blank):
         raise DataError(f"{path} has only blank lines; give text")
-    in_documents = (row for row in range(len(lines)) if texts.documents is not None or lines[row].strip())
-    return [list(rows) for _, rows in groupby(in_documents, key=lambda row: (ids[row], directions[row]))]
+    ids = np.cumsum(blank).tolist() if texts.documents is None else texts.documents
+    directions = texts.directions or [""] * len(lines)
+    documents = []
+    for _, rows in groupby(range(len(lines)), key=lambda row: (ids[row], directions[row])):
+        if with_text := [row for row in rows if not blank[row]]:
+            documents.append(list(range(with_text[0], with_text[-1] + 1)))
+    return documents
 
 
 def joined(texts: SystemTexts, documents: Rows) -> SystemTexts:

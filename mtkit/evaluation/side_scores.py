@@ -105,7 +105,7 @@ def score_side(
         bleu = named_metrics(["BLEU"], languages, **options)
         length_rows = _by_length(texts, systems, bleu, kinds, progress)
     segments = len(texts.hypotheses[0])
-    resamples = 0 if documents and segments == 1 else RESAMPLES  # a single document has no interval over documents
+    resamples = _resamples(segments, documents)
     overall = compare_systems(systems, tests=tests, resamples=resamples, progress=progress)
     has_bleu = any(name == "BLEU" for name, _ in chosen)
     notes = [missing_tokenizer(languages, tokenize) if has_bleu else None, *_notes_on_files(files, lines)]
@@ -127,7 +127,7 @@ def score_side(
         list(files),
         segments,
         overall,
-        _by_direction(texts.directions, systems, tests, progress),
+        _by_direction(texts.directions, systems, tests, progress, documents=documents),
         length_rows,
         [note for note in notes if note],
         of_documents,
@@ -163,6 +163,8 @@ def _by_direction(
     systems: Sequence[Sequence[Statistics]],
     tests: Sequence[str],
     progress: ProgressBar,
+    *,
+    documents: bool,
 ) -> dict[str, tuple[int, Comparison]]:
     """Return the number of segments and the scores of each direction, if there are several."""
     if directions is None or len(set(directions)) == 1:
@@ -171,8 +173,15 @@ def _by_direction(
     for direction in dict.fromkeys(directions):
         picked = all_directions == direction
         part = [[of_metric.of(picked) for of_metric in system] for system in systems]
-        by_direction[direction] = int(picked.sum()), compare_systems(part, tests=tests, progress=progress)
+        segments = int(picked.sum())
+        resamples = _resamples(segments, documents)
+        by_direction[direction] = segments, compare_systems(part, tests=tests, resamples=resamples, progress=progress)
     return by_direction
+
+
+def _resamples(segments: int, documents: bool) -> int:
+    """Return the number of resamples: 0 for a single document, which has no interval over documents."""
+    return 0 if documents and segments == 1 else RESAMPLES
 
 
 def _notes_on_files(files: Sequence[Translated], texts: SystemTexts) -> list[str]:

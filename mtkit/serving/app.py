@@ -16,11 +16,11 @@ from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
-from mtkit.decoding.lines.source import is_blank
 from mtkit.errors import MtkitError
 from mtkit.serving.batcher import Batcher, Job, QueueFullError, ServingLimits
 from mtkit.serving.middleware import BodyLimit, Entrance, Hosts, ServingMetrics
 from mtkit.serving.service import LINE_END, AttentionJob, Service, join_parts
+from mtkit.text.characters import is_blank
 from mtkit.version import __version__
 
 LOOK_SECONDS = 0.2

@@ -46,6 +46,15 @@ def has_invisible(text: str) -> bool:
     return not (text.isascii() and text.isprintable()) and _INVISIBLE.search(text) is not None
 
 
+UNSEEN: Final = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})
+"""Unicode's categories of white space, controls and format marks, such as zero-width spaces and byte order marks."""
+
+
+def is_blank(line: str) -> bool:
+    """Return whether a line shows nothing: it contains only white space and invisible characters."""
+    return all(unicodedata.category(character) in UNSEEN for character in line)
+
+
 _BYTE = "\x80-\xbf€‚ƒ„†‡ˆ‰Š‹ŒŽ‘•˜™š›œžŸ"
 """Bytes 0x80 to 0xBF as Latin-1 and Windows-1252 decode them, without ’ “ ” … – —, which follow letters in text."""
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from mtkit.errors import DataError, shown
 from mtkit.recipe.data import Corpus
 from mtkit.terminal import ProgressBar, silent
-from mtkit.text.characters import ODDITIES
+from mtkit.text.characters import ODDITIES, is_blank
 from mtkit.text.misaligned import first_suspicious
 from mtkit.text.tables import Rows, dataset_rows, jsonl_rows, parquet_rows, tsv_rows
 from mtkit.text.text_files import Lines, Repairs, count_lines, find_span
@@ -57,7 +57,7 @@ def number_documents(pairs: Iterable[SegmentPair]) -> Iterator[SegmentPair]:
     document = 1
     for line, source, target, _ in pairs:
         yield SegmentPair(line, source, target, document)
-        document += not source.strip() and not target.strip()
+        document += is_blank(source) and is_blank(target)
 
 
 def plain_files(corpus: Corpus) -> list[Path] | None:

@@ -123,6 +123,8 @@ def sentences(text: str, language: str | None) -> list[str]:
 
 def _is_end(text: str, end: re.Match[str], position: int, begin: int, code: str, lowercase: bool) -> bool:
     """Return whether a sentence that begins at `begin` ends with a mark, and another one begins at `position`."""
+    if end["mark"] in (";", "\u037e") and code != "el":
+        return False
     opened = _OPENED.match(text, position)
     following = text[opened.end() : opened.end() + 1] if opened is not None else ""
     quoted = bool(end["closing"]) and _HIRAGANA.match(following) is not None  # 「はい。」と言う
@@ -133,8 +135,6 @@ def _is_end(text: str, end: re.Match[str], position: int, begin: int, code: str,
         return bool(wide) and not quoted
     if end["mark"][0] in _WIDE:
         return True
-    if end["mark"] in (";", "\u037e") and code != "el":
-        return False
     if following.islower() and not lowercase:
         return False
     preceding = text[max(begin, end.start() - _LONGEST_WORD) : end.start()]

@@ -188,9 +188,16 @@ def decode_lines(lines: Iterable[bytes], name: str, repairs: Repairs | None = No
                 f"convert the file, as with `iconv -f latin1 -t utf-8`"
             ) from error
         # UTF-16 ends lines by "\0\n" or "\n\0"
-        if (text[-1:] if number == 1 else text[:1] if number == 2 else b"") == b"\0" and text.strip(b"\0"):
+        at_the_end = text[-1:] if number == 1 else text[:1] if number == 2 else b""
+        if at_the_end == b"\0" and text.strip(b"\0") and _alternates(text):
             raise _no_mark(name)
         yield decoded
+
+
+def _alternates(text: bytes) -> bool:
+    """Return whether a line's bytes may be UTF-16: the high bytes of most scripts are below 0x20, as no text's are."""
+    high = text[1 - len(text) % 2 :: 2]  # an odd number of bytes contains the high byte of a line end
+    return 2 * sum(byte < 0x20 for byte in high) > len(high)
 
 
 def _no_mark(name: str) -> DataError:

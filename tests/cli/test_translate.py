@@ -176,7 +176,11 @@ def test_forced_decoding_prints_a_log_probability_a_line() -> None:
         (["--input", "a", "--output", "b", "--prefix", "c", "--part", "1/2"], MtkitError, "divided by bytes"),
         (["--input", "-", "--mbr", "chrf", "--method", "greedy"], RecipeError, "several hypotheses"),
         (["--input", "-", "--mbr", "chrf", "--samples", "9"], MtkitError, "--method sample"),
-        (["--target", "train.source"], DataError, r"do not make pairs: their numbers differ \(7 and 200 lines\)"),
+        (
+            ["--target", "train.source"],
+            DataError,
+            r"train.source must have as many lines as .*test.source, a translation each \(7 and 200 lines\)",
+        ),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], error: type[MtkitError], message: str) -> None:

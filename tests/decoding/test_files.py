@@ -111,7 +111,7 @@ def test_given_translations_are_scored(translator: Translator, tmp_path: Path) -
     assert written(lambda out: force_file(translator, lines, given, out, documents=False)) == expected
     force_file(translator, lines, given, tmp_path / "out", directions="en-de", documents=False)
     assert (tmp_path / "out").read_text().split("\n") == [*expected, ""]
-    with pytest.raises(DataError, match=r"do not make pairs: their numbers differ \(4 and 1 lines\)"):
+    with pytest.raises(DataError, match=r"the targets must have as many lines as the sources.* \(4 and 1 lines\)"):
         force_file(translator, lines, ["a"], io.BytesIO())
 
 
@@ -132,7 +132,7 @@ def test_given_translations_follow_their_documents(translator: Translator, tmp_p
     assert written(lambda out: force_file(translator, lines, given, out, documents=False)) != expected
     with pytest.raises(DataError, match=r"the ids must have as many lines as the input.* \(7 and 1 lines\)"):
         force_file(translator, lines, given, tmp_path / "out", document_ids=["a"])
-    for count, message in ((6, "do not make pairs"), (8, "do not make pairs")):
+    for count, message in ((6, "as many lines as the sources"), (8, "as many lines as the sources")):
         with pytest.raises(DataError, match=message):
             force_file(translator, iter(lines), [*given, "a"][:count], io.BytesIO(), document_ids=ids)
     with pytest.raises(DataError, match="as many lines"):

@@ -50,10 +50,12 @@ def test_documents_end_where_the_id_or_the_direction_changes() -> None:
     assert rows == [list(range(5)), list(range(5, 12)), *GROUPS[1:]]
     with_blank = ["x", "", "y"]
     assert document_rows(texts_of(with_blank, documents=["a"] * 3), Path("x")) == [[0, 1, 2]]
+    apart = ["x", "", "", "y", "", "z", "\u200b"]
+    assert document_rows(texts_of(apart, documents=list("aabcccc")), Path("x")) == [[0], [3, 4, 5]]
 
 
 def test_blank_lines_of_the_source_or_the_reference_separate_documents() -> None:
-    lines = ["", "x", "y", " ", "\u3000", "z", ""]
+    lines = ["", "x", "y", " \u200b", "\u3000", "z", ""]
     assert document_rows(texts_of(lines), Path("x")) == [[1, 2], [5]]
     assert document_rows(texts_of(["?"] * 7, sources=lines), Path("x")) == [[1, 2], [5]]
     with pytest.raises(DataError, match=r"en\.txt has no blank lines between documents.*--document-ids"):
@@ -174,6 +176,7 @@ def test_directions_have_their_own_tokenizer(files: list[Translated], tmp_path: 
     ways = written(tmp_path / "ways", ["en-zh"] * 15 + ["en-de"] * 25)
     found = score_side("test", [replace(files[0], direction=ways)], metrics=["BLEU"], documents=True)
     assert {way: count for way, (count, _) in found.directions.items()} == {"en-zh": 2, "en-de": 1}
+    assert [found.directions[way][1].scores[0][0].low is None for way in ("en-zh", "en-de")] == [False, True]
     assert "tok:zh+13a" in found.overall.scores[0][0].signature
     assert "tok:13a" in found.directions["en-de"][1].scores[0][0].signature
 

@@ -128,6 +128,9 @@ def test_utf16_without_a_byte_order_mark_is_told_from_text(text: str, encoding: 
 def test_nul_characters_within_lines_are_read(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"\0a\nb\0c\n\0\nd\0")
     assert list(Lines(tmp_path / "text")) == ["\0a", "b\0c", "\0", "d\0"]
+    for content in (b"hello\0\nworld\n", b"hell\0\nworld\n", b"hello\n\0world\n", b"hello\n\0worl\n"):
+        (tmp_path / "text").write_bytes(content)
+        assert list(Lines(tmp_path / "text")) == content.decode().splitlines()
 
 
 def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:

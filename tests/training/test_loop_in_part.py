@@ -247,9 +247,7 @@ def test_a_convolution_that_would_stay_at_zero_is_refused(
 ) -> None:
     attention = {"options": {"nearby": "convolution"}}
     recipe = tiny(training={**SHORT, "init_from": str(base), **training}, attention=attention)
-    with pytest.raises(
-        RecipeError, match=r"keeps encoder\.0\.attention\.nearby\.weight.* at zero.*leave out nearby"
-    ):
+    with pytest.raises(RecipeError, match=r"keeps encoder\.0\.attention\.nearby\.weight.* at zero.*leave out nearby"):
         run(recipe, prepared, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     whole = tiny(

@@ -43,17 +43,21 @@ def translate_joined(
                         on_progress(len(window.lines))
                     else:
                         windows += window.halves()
-                        fell_back |= dict.fromkeys(window.lines, segment.pieces.count(BREAK) + 1)
+                        if joined_lines := segment.pieces.count(BREAK):
+                            fell_back |= dict.fromkeys(window.lines, joined_lines + 1)
     return translated, fell_back
 
 
 def _joined(
     source: Source, windows: Iterable[Window], translated: Mapping[int, Translation]
 ) -> Iterator[tuple[Window, Segment]]:
-    """Yield the windows that join several lines, as segments that begin with the `translated` lines of the context."""
+    """Yield the windows that join several lines, as segments that begin with the `translated` lines of the context.
+
+    A line whose context did not separate is a segment too, so that it can be the context of the next window.
+    """
     for window in windows:
         context = window.known(lambda number: translated[number].pieces if number in translated else ())
-        if len(context) + len(window.lines) > 1:
+        if window.context or len(window.lines) > 1:
             yield window, source.join_lines([*context, *window.lines], context.values())
 
 

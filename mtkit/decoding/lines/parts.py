@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 from typing_extensions import TypedDict
 
 from mtkit.errors import DataError
-from mtkit.storage.files import packed, writing
+from mtkit.storage.files import WriteError, packed, writing
 from mtkit.storage.jobs import Part, all_parts, begin_outputs
 from mtkit.storage.records import Count, read_stored
 from mtkit.text.text_files import Span, next_line, open_file
@@ -104,7 +104,10 @@ def join_parts(source: Path, outputs: Sequence[Path]) -> tuple[int, int]:
             for path in (part.output(output) for part in parts):
                 with open_file(path) as output_lines:
                     while block := output_lines.read(_BLOCK):
-                        joined.write(packed(output, block))
+                        try:
+                            joined.write(packed(output, block))
+                        except OSError as error:  # not one of the file that is read
+                            raise WriteError([output], error) from error
             if not total:
                 joined.write(packed(output, b""))
     return len(parts), total

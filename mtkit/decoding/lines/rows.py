@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mtkit.errors import DataError
 from mtkit.storage.jobs import Item
+from mtkit.text.characters import is_blank
 from mtkit.text.text_files import Lines, Span, checked_lines
 
 Text = Path | Iterable[str]
@@ -61,7 +62,7 @@ def _line_count(text: Text) -> int | None:
 
 def not_blank(one: Item, other: Item) -> bool:
     """Return whether neither of two lines is blank, so that they belong to one document."""
-    return bool(one[0].strip() and other[0].strip())
+    return not is_blank(one[0]) and not is_blank(other[0])
 
 
 def same_last(one: Item, other: Item) -> bool:

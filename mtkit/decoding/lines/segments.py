@@ -7,8 +7,9 @@ from itertools import accumulate, groupby, takewhile
 from operator import ne
 
 from mtkit.decoding.contract import Term
-from mtkit.decoding.lines.source import SourceLines, is_blank
+from mtkit.decoding.lines.source import SourceLines
 from mtkit.decoding.lines.splitting import split_sentences, split_to_fit
+from mtkit.text.characters import is_blank
 from mtkit.text.languages import languages_of
 from mtkit.text.tokenizer import BREAK, EOS, Tokenizer
 

@@ -1,7 +1,6 @@
 """Lines to translate, with all that decides how they become segments: directions, documents, learned lengths."""
 
 import hashlib
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,16 +13,9 @@ from mtkit.decoding.glossary import Glossary
 from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
+from mtkit.text.characters import is_blank
 from mtkit.text.languages import languages_of
 from mtkit.text.tokenizer import BREAK
-
-UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})
-"""Unicode's categories of white space, controls and format marks, such as zero-width spaces and byte order marks."""
-
-
-def is_blank(line: str) -> bool:
-    """Return whether a line shows nothing: it contains only white space and invisible characters."""
-    return all(unicodedata.category(character) in UNSEEN for character in line)
 
 
 @dataclass(frozen=True)
@@ -222,4 +214,4 @@ def source_budget(prepared: Prepared) -> int | None:
 
 def ids_by_blank_lines(lines: Sequence[str]) -> list[int]:
     """Return the document id of each line, if blank lines separate documents."""
-    return list(accumulate(int(not line.strip()) for line in lines))
+    return list(accumulate(map(is_blank, lines), initial=0))[1:]

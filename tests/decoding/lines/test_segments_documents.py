@@ -16,6 +16,7 @@ from mtkit.decoding.lines.segments import Segment, Source, split_lines
 from mtkit.decoding.lines.source import Directions, Documents, SourceLines, TrainedOn, ids_by_blank_lines, source_budget
 from mtkit.decoding.translate import translate_lines
 from mtkit.decoding.translation import Translation
+from mtkit.decoding.word_alignment import _segments
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import BREAK, EOS, Tokenizer, Tokenizers
@@ -59,6 +60,7 @@ def documents_of(
 
 def test_blank_lines_part_documents() -> None:
     assert ids_by_blank_lines(LINES) == [0, 0, 1, 1, 1, 1, 2]
+    assert ids_by_blank_lines(["a", "\u200b", "b", "\ufeff", "c"]) == [0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +152,25 @@ def test_what_does_not_come_apart_is_translated_in_halves(tokenizers: Tokenizers
         assert [each.text for each in found] == texts
         assert [number for number, each in enumerate(found) if each.fell_back] == sorted((wrong, wrong ^ 1))
         assert sorted(each.together for each in found) == [2, 2, 2, 2, 4, 4, 4, 4]
+
+
+def test_context_goes_on_after_a_window_that_did_not_come_apart(tokenizers: Tokenizers) -> None:
+    """The line after it has no context, and is the context of the next one."""
+    line, odd = "The dog sees a cat.", "The dog sees a house."
+    stubborn = set(tokenizers.source.encode("house")) - set(tokenizers.source.encode(line))
+    size = max(len(tokenizers.source.encode(text)) for text in (line, odd)) + 1
+    for lines in ([odd, *[line] * 6], [odd, line, line, *["A cat."] * 2]):
+        model = Echo(tokenizers.target.size, stubborn=stubborn)
+        settings = DecodingSettings.model_validate({"method": "greedy", "context": 1})
+        source = SourceLines(lines, documents=Documents([1] * len(lines), 2 * size, context=1))
+        found = [best for best, *_ in translate_lines(ModelEngine(model, settings), tokenizers, source)]
+        assert [each.text for each in found] == lines
+        assert [each.fell_back for each in found] == [True, True, *[False] * (len(lines) - 2)]
+        assert [each.together > 1 for each in found] == [True, True, False, *[True] * (len(lines) - 3)]
+        linked = [
+            block.line for each in _segments(Source(source, tokenizers.source, None), found) for block in each.blocks
+        ]
+        assert sorted(linked) == [*range(len(lines))]
 
 
 def test_a_line_too_long_for_the_model_is_cut_as_ever(tokenizers: Tokenizers) -> None:

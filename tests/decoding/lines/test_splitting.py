@@ -23,6 +23,12 @@ def test_a_long_sentence_is_cut_at_clauses_then_spaces_then_anywhere() -> None:
     assert split_to_fit("abcdefghijklmnopqrstuvwxyz", 2, words) == ["abcdef", "ghijklm", "nopqrs", "tuvwxyz"]
 
 
+def test_a_long_run_of_marks_is_cut_in_linear_time() -> None:
+    for mark in (".", "…", ",", ";)", ".)"):
+        text = f"a{mark * 50_000}b"
+        assert "".join(split_to_fit(text, 10_000, lambda texts: list(map(len, texts)))) == text
+
+
 def test_arabic_and_japanese_clauses_are_cut_at_their_commas() -> None:
     assert split_to_fit("a b، c d؛ e f", 3, words) == ["a b،", "c d؛", "e f"]
     assert split_to_fit("今日は､晴れ", 4, lambda texts: [len(each) for each in texts]) == ["今日は､", "晴れ"]
