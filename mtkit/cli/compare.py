@@ -186,6 +186,8 @@ def _check_options(options: dict[str, Any], *, is_new: bool) -> None:
 
 def _study(given: dict[str, Any], options: dict[str, Any]) -> "Study":
     """Return the study of a file and options, which override the file's settings."""
+    from collections.abc import Mapping
+
     from mtkit.experiments.study import make_study, read_study
     from mtkit.recipe import merged
 
@@ -202,8 +204,9 @@ def _study(given: dict[str, Any], options: dict[str, Any]) -> "Study":
     if given["search"] and not (given["search"].get("settings") or settings.get("search")):
         raise MtkitError("there is no setting to search; give --search, as in --search peak_rate=1e-3,3e-3")
     for key in ("settings", "search"):
-        if given[key]:
-            settings[key] = merged(settings.get(key) or {}, given[key])
+        written = settings.get(key) or {}
+        if given[key] and isinstance(written, Mapping):  # of another type: make_study raises
+            settings[key] = merged(written, given[key])
     return make_study(settings, options=options, origin=origin)
 
 
@@ -262,6 +265,9 @@ def _join(folder: "Folder", others: "Sequence[Folder | Path]") -> None:
             note(message)
     copied, known = join(folder, others)
     typer.echo(f"{copied} rows added to {folder.path}; {known} were there already", err=True)
+    compared = {entry.name for entry in folder.study().entries}
+    if left := list(dict.fromkeys(row["entry"] for row in folder.rows() if row["entry"] not in compared)):
+        note(f"the tables leave out rows of entries that are not in the study: {', '.join(left)}")
 
 
 def _reproduce(rows: Path | None, number: int | None, out: Path, device: str, threads: int | None) -> None:
@@ -273,6 +279,9 @@ def _reproduce(rows: Path | None, number: int | None, out: Path, device: str, th
     from mtkit.experiments.folder import Folder
     from mtkit.experiments.join import reproduce
 
+    out = out if out.name else out.resolve()
+    if not out.name:
+        raise MtkitError(f"--output {out} has no name, to which the row's number could be added; choose another")
     place = Folder(out.with_name(f"{out.name}-row-{number}"))
     with latest() as show:
         result = reproduce(

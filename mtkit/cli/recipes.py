@@ -136,8 +136,10 @@ def _print(checked: "Checked") -> None:
     if not checked.promises:
         typer.echo(f"{checked.head.name} promises nothing yet; these are its scores")
     for promise, score in checked.promises:
-        verdict = "kept" if promise.kept(score) else "not kept"
-        typer.echo(f"{verdict}: {promise.text}; reached {score:.2f}")
+        kept = promise.kept(score)
+        rounded = [f"{score:.{digits}f}" for digits in (2, 4, 8)]  # enough digits to see whether it is kept
+        reached = next((text for text in rounded if promise.kept(float(text)) == kept), str(score))
+        typer.echo(f"{'kept' if kept else 'not kept'}: {promise.text}; reached {reached}")
 
 
 def _table(recipes: "Sequence[tuple[Head, Sequence[str]]]") -> str:

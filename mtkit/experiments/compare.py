@@ -69,8 +69,13 @@ def compare(
     `data` are the fingerprints of the prepared data by task. A trial that failed before is tried again, once. `done` is
     called with the name of each trial that has finished or failed, or that `pruning` has stopped.
 
-    Raises: MtkitError if the folder has trials with other settings.
+    Raises: MtkitError if the folder has trials of the plan with other settings or other data, finished or not.
     """
+    begun_before = folder.begun()
+    names = {trial["trial"] for trial in begun_before}
+    for trial in plan.due(folder.rows(), begun_before):
+        if trial.name in names:
+            folder.check(trial, data[trial.task])
     running: dict[str, Trial] = {}
     pruned: set[str] = set()
     retried = {row["trial"] for row in folder.rows() if "failed" in row}

@@ -91,6 +91,8 @@ def with_common_options(
     for entry in entries:
         settings = entry.settings
         for key, value in options.items():
+            if not isinstance(settings.get("attention", {}), Mapping):
+                break  # `Study.recipe` raises
             bare = {**settings, "attention": {**settings.get("attention", {}), "options": {key: value}}}
             try:
                 choose_attention(make_recipe(merged(base, bare)))
@@ -143,7 +145,7 @@ def _parse(text: str) -> Entry:
         )
     mechanism = find(match["name"].strip())
     settings: dict[str, Any] = {}
-    roles = []
+    roles, places = [], set[str]()
     for sign, word in re.findall(r"([@+])([^@+]*)", match["rest"]):
         if sign == "@":
             check_role(mechanism, word)
@@ -151,6 +153,9 @@ def _parse(text: str) -> Entry:
             continue
         key, equals, value = word.partition("=")
         place = _place(key.strip(), text)
+        if place in places:
+            raise MtkitError(f"{shown(text)} sets {place} twice; keep one of them")
+        places.add(place)
         settings = merged(settings, nested(place, _value(value, text) if equals else True))
     attention: dict[str, Any] = dict.fromkeys(roles, mechanism.name) if roles else {"name": mechanism.name}
     if match["options"] is not None:
@@ -159,6 +164,8 @@ def _parse(text: str) -> Entry:
             key, equals, value = option.partition("=")
             if not equals:
                 raise MtkitError(f"{shown(text)}: write an option as OPTION=VALUE, as in window_radius=16")
+            if key.strip() in options:
+                raise MtkitError(f"{shown(text)} sets {key.strip()} twice; keep one of them")
             options[key.strip()] = _value(value, text)
         attention["options"] = options
     return Entry(re.sub(r"\s+", "", text), merged({"attention": attention}, settings))

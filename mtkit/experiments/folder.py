@@ -148,6 +148,8 @@ class Folder:
             self._refuse(_search_changes(previous.settings.search, study.settings.search))
             # the caption says of all entries whether they are matched
             self._refuse(differences({"match": previous.settings.match}, {"match": study.settings.match}))
+            # one column would have scores of different sides
+            self._refuse(differences({"sides": previous.settings.sides}, {"sides": study.settings.sides}))
             previous_entries = {entry.name: dict(entry.settings) for entry in previous.entries}
             for name in previous_entries.keys() & entries.keys():
                 self._refuse(differences(previous_entries[name], entries[name], name))
@@ -295,13 +297,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _refuse_same_files(names: Sequence[str]) -> None:
-    """Raise MtkitError if the trials of two entries would have the same files: "a/b" and "a-b" are both "a-b" there."""
+    """Raise MtkitError if the trials of two entries would have the same files: "a/b" and "a-b" are both "a-b" there.
+
+    Some file systems do not distinguish capital letters.
+    """
     known: dict[str, str] = {}
     for name in names:
-        if (other := known.setdefault(slug(name), name)) != name:
+        if (other := known.setdefault(slug(name).casefold(), name)) != name:
             raise MtkitError(
-                f"the entries {shown(other)} and {shown(name)} differ only in characters that file names leave out; "
-                "give one of them another `name` in a study"
+                f"the entries {shown(other)} and {shown(name)} differ only in capital letters, or in characters that "
+                "file names leave out; give one of them another `name` in a study"
             )
 
 

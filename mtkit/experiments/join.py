@@ -15,9 +15,10 @@ from mtkit.experiments.compare import Show, compare
 from mtkit.experiments.entries import Entry
 from mtkit.experiments.folder import Folder, read_rows
 from mtkit.experiments.rows import TRIAL_KEYS, is_measured
-from mtkit.experiments.study import Study, StudySettings, trial_recipe
+from mtkit.experiments.study import Study, StudySettings, trial_recipe, with_point
 from mtkit.experiments.trials import Trial
-from mtkit.recipe import merged
+from mtkit.recipe import differences, merged
+from mtkit.recipe.settings import LIMITS
 from mtkit.storage.files import inside, write_json
 
 
@@ -40,9 +41,16 @@ def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
         if inside(folder.path, "trials", f"{row['trial']}.json").exists():
             keys = ("trial", "entry", "task", "seed", "stage", "point", "recipe")
             folder.check(Trial(*(row[key] for key in keys)), row["data"])
+        if isinstance(other, Path):
+            _check_settings(folder.study(), row, other)
+    _check_data(folder, rows_to_join)
     for other in others:
         if isinstance(other, Folder):
-            folder.open(other.study())
+            study = other.study()
+            if folder.exists():  # the columns of the table stay as they are
+                kept = study.settings.model_copy(update={"columns": folder.study().settings.columns})
+                study = Study(study.base, study.entries, kept)
+            folder.open(study)
     copied = 0
     for other, row in rows_to_join:
         name = row["trial"]
@@ -58,6 +66,41 @@ def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
             shutil.copyfile(statistics, target)
         write_json(inside(folder.path, "results", f"{name}.json"), row)
     return copied, len(rows_to_join) - copied
+
+
+def _check_settings(study: Study, row: Mapping[str, Any], path: Path) -> None:
+    """Raises: MtkitError if a row of an entry of the study was trained with other settings."""
+    for entry in study.entries:
+        if entry.name == row["entry"]:
+            expected = with_point(merged(study.base, entry.settings), row["point"])
+            planned, trained = (_shared(settings, study, row["stage"]) for settings in (expected, row["recipe"]))
+            if changed := differences(planned, trained):
+                raise MtkitError(
+                    f"{path}: {row['trial']} was trained with other settings ({'; '.join(changed)}) than the study in "
+                    "--output has; join it to a comparison with its settings"
+                )
+
+
+def _shared(settings: Mapping[str, Any], study: Study, stage: str) -> dict[str, Any]:
+    """Return the nested settings without what differs between the trials of an entry."""
+    kept = {key: value for key, value in settings.items() if key not in ("data", "seed")}
+    if study.settings.match is not None:
+        kept["model"] = {key: value for key, value in (kept.get("model") or {}).items() if key != "feed_forward"}
+    if stage == "search":  # its limits are a share of the budget
+        kept["training"] = {key: value for key, value in (kept.get("training") or {}).items() if key not in LIMITS}
+    return kept
+
+
+def _check_data(folder: Folder, rows: Sequence[tuple[Folder | Path, Mapping[str, Any]]]) -> None:
+    """Raises: MtkitError if rows of one task were trained on different data."""
+    known = {row["task"]: (row["data"], folder.path) for row in folder.begun()}
+    for other, row in rows:
+        data, place = known.setdefault(row["task"], (row["data"], _path(other)))
+        if row["data"] != data:
+            raise MtkitError(
+                f"{_path(other)}: {row['trial']} was trained on other prepared data than the rows in {place}; "
+                "join it to another --output"
+            )
 
 
 def _rows(other: Folder | Path) -> list[dict[str, Any]]:

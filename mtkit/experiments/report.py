@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from mtkit import terminal
 from mtkit.evaluation.seeds import INTERVALS, ONE_SEED, ONE_SEED_TESTS, TESTS
 from mtkit.experiments.rows import Row
-from mtkit.experiments.study import Study
+from mtkit.experiments.study import Study, trial_recipe
 from mtkit.experiments.table import Line, Table
 from mtkit.recipe.settings import LIMITS
 
@@ -62,7 +62,8 @@ def latex(study: Study, table: Table, rows: Sequence[Row]) -> str:
 def caption(study: Study, table: Table, rows: Sequence[Row]) -> str:
     """Return what all lines share, how intervals and tests are made, and the first warning if there is one."""
     good = [row for line in table.lines for row in line.rows]
-    recipe = study.recipe(study.entries[0])
+    shared = {key: value for key, value in study.base.items() if key != "data"}  # its paths may be of another machine
+    recipe = trial_recipe(shared, "the study")
     training, decoding = recipe.training, recipe.decoding
     limits = [f"{value:,.10g} {LIMITS[name]}" for name, value in training.limits.items()]
     method = f"beam {decoding.beam}" if decoding.method == "beam" else decoding.method

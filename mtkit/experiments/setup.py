@@ -8,9 +8,12 @@ from typing import Any
 from mtkit.data.encode import usable_cores
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
-from mtkit.errors import MtkitError, shown
+from mtkit.decoding.held_out import held_out
+from mtkit.errors import DiffersError, MtkitError, shown
+from mtkit.evaluation.metrics import ALL_METRICS
 from mtkit.experiments.cost import matched
 from mtkit.experiments.folder import Folder, locked
+from mtkit.experiments.run import metrics_of
 from mtkit.experiments.study import Study, check_limits, trial_recipe
 from mtkit.experiments.table import check_columns
 from mtkit.experiments.trials import Plan, slug
@@ -32,6 +35,7 @@ def set_up(
     """
     check_limits(study)
     check_columns(study.settings.columns)
+    _check_metrics(study)
     tasks: dict[str | None, dict[str, Any]] = {}
     for chosen in study.settings.tasks:
         label = task_label(chosen)
@@ -45,8 +49,14 @@ def set_up(
         if task is not None:
             say(f"preparing {data.folder}")
             with locked(inside(folder.path, "data", f"{task}.lock")):  # commands on the same folder wait here
-                prepare(data, workers=usable_cores(), progress=progress)
+                try:
+                    prepare(data, workers=usable_cores(), progress=progress)
+                except DiffersError as error:
+                    advice = f"give the task {task} another `label`, or choose another --output"
+                    raise MtkitError(f"{error.what}; {advice}") from error
         prepared[task] = open_prepared(data.folder)
+        for name in [*study.settings.sides, *filter(None, (key.partition("@")[2] for key in study.settings.columns))]:
+            held_out(prepared[task], name)  # raises for an unknown name
     widths = {}
     if study.settings.match is not None:
         first = folder.study().entries[0] if folder.exists() else study.entries[0]
@@ -71,6 +81,18 @@ def task_label(task: str | Mapping[str, Any]) -> str:
         return task
     options = [f"{key}-{value}" for key, value in task.items() if key != "name"]
     return slug(str(task.get("label") or "-".join([str(task.get("name", "task")), *options])))
+
+
+def _check_metrics(study: Study) -> None:
+    """Raises: MtkitError for a column of a metric that the comparison does not compute."""
+    computed = {name.lower() for name in metrics_of(study.recipe(study.entries[0]))}
+    for column in study.settings.columns:
+        metric = column.lower().partition("@")[0]
+        if metric in map(str.lower, ALL_METRICS) and metric not in computed:
+            raise MtkitError(
+                f"the column {shown(column)} needs a metric that this comparison does not compute; list it in "
+                "scoring.metrics of the recipe, or of `settings` in a study"
+            )
 
 
 def _data(task: str | Mapping[str, Any], label: str, folder: Folder) -> dict[str, Any]:

@@ -49,7 +49,9 @@ class Range(Settings):
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if not self.low < self.high or (self.log and self.low <= 0):
-            raise ValueError(f"low = {self.low:g} must be below high = {self.high:g}, and above 0 if log is true")
+            raise ValueError(
+                f"low = {shown(self.low)} must be below high = {shown(self.high)}, and above 0 if log is true"
+            )
         return self
 
 
@@ -90,7 +92,7 @@ class SearchSettings(Settings):
     @model_validator(mode="after")
     def _values_differ(self) -> Self:
         for key, values in self.settings.items():
-            if not isinstance(values, Range) and len(set(map(repr, values))) < len(values):
+            if not isinstance(values, Range) and any(value in values[:place] for place, value in enumerate(values)):
                 raise ValueError(f"{key} has a value twice; keep one of them")
         return self
 
@@ -231,6 +233,12 @@ def make_study(
     seed = base.pop("seed", None)
     if "seeds" not in chosen.model_fields_set and seed is not None:
         chosen = _checked({**settings, "seeds": [seed]}, where)
+    if chosen.match is not None and chosen.search is not None:
+        for place in chosen.search.settings:
+            if not place.startswith(("training.", "decoding.")) and "dropout" not in place:
+                raise RecipeError(
+                    f"{where}match sets the sizes of the models, so leave {place} out of the search, or match"
+                )
     entries = with_common_options(parse_entries(chosen.entries), base, common, options or ())
     study = Study(base, tuple(entries), chosen)
     for entry in entries:

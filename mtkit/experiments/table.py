@@ -144,7 +144,7 @@ def build(folder: Folder, wanted: Sequence[str] = ()) -> Table:
             for entry in study.entries
             if any(row["entry"] == entry.name and row.get("task") == task for row in rows)
         ]
-        lines += _ordered(_tested(of_task, folder, columns), primary)
+        lines += _ordered(_tested(of_task, study.entries[0].name, folder, columns), primary)
     return Table(lines, columns, primary)
 
 
@@ -218,7 +218,8 @@ def _line(entry: str, task: str | None, columns: Sequence[Column], rows: Sequenc
     for column in columns:
         numbers = [number for row in good if (number := column.value(row)) is not None]
         if numbers:
-            values[column.key] = summary_of(numbers)
+            summary = summary_of(numbers)
+            values[column.key] = summary if column.key in COSTS else _within_range(summary, column.key)
     return Line(
         entry,
         task,
@@ -230,10 +231,22 @@ def _line(entry: str, task: str | None, columns: Sequence[Column], rows: Sequenc
     )
 
 
-def _tested(lines: Sequence[Line], folder: Folder, columns: Sequence[Column]) -> list[Line]:
-    """Return the lines with intervals over seeds and segments, and tests against the first entry."""
+def _within_range(summary: Summary, key: str) -> Summary:
+    """Return the summary of a score whose segments are unknown: its interval is cut at the limits of the metric.
+
+    Equal scores of all seeds have no interval.
+    """
+    if summary.low is None or summary.high is None or not summary.sd:
+        return replace(summary, low=None, high=None)
+    high = summary.high if key.partition("@")[0] in LOWER_IS_BETTER else min(summary.high, 100.0)
+    return replace(summary, low=max(summary.low, 0.0), high=high)
+
+
+def _tested(lines: Sequence[Line], baseline: str, folder: Folder, columns: Sequence[Column]) -> list[Line]:
+    """Return the lines with intervals over seeds and segments, and tests against the entry `baseline`."""
     result = list(lines)
-    first, scored = (lines[0] if lines else None), [place for place, line in enumerate(lines) if line.rows]
+    first = lines[0] if lines and lines[0].entry == baseline else None
+    scored = [place for place, line in enumerate(lines) if line.rows]
     read = {row["trial"]: _statistics(folder, row) for line in lines for row in line.rows}
     for column in columns:
         if column.key in COSTS:

@@ -20,6 +20,9 @@ from mtkit.recipe import merged
 LONGEST = 100
 """Maximum characters of an entry or a point in a trial's name; the rest is replaced by a hash."""
 
+LONGEST_NAME = 200
+"""Maximum characters of a trial's name: file names have 255 at most, and temporary ones are longer."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -75,7 +78,10 @@ class Plan:
             yield from (self.trial(entry, task, seed, {}) for seed in seeds)
             return
         stage = "search" if search.share < 1 else "final"
-        points = search.grid() if search.method == "grid" else self._asked(rows, begun, stage)
+        # a point that is written in another way, as 0 and 0.0, is the trial that has begun
+        known = [dict(row["point"]) for row in begun if row["stage"] == stage]
+        grid = [next((other for other in known if other == point), point) for point in search.grid()]
+        points = grid if search.method == "grid" else self._asked(rows, begun, stage)
         tried = [self.trial(entry, task, seeds[0], point, stage) for point in points]
         yield from tried
         done = {row["trial"] for row in rows}
@@ -106,12 +112,20 @@ class Plan:
         texts = {key: re.sub(r"^-", "minus", str(value)) for key, value in point.items()}
         values = "-".join(f"{key.rpartition('.')[2]}-{text}" for key, text in texts.items())
         parts = [task, slug(entry.name), slug(values), f"seed-{seed}", "search" if stage == "search" else None]
-        return Trial(".".join(filter(None, parts)), entry.name, task, seed, stage, dict(point), recipe)
+        name = _cut(".".join(filter(None, parts)), LONGEST_NAME)
+        return Trial(name, entry.name, task, seed, stage, dict(point), recipe)
 
 
 def slug(text: str) -> str:
     """Return a text as a part of a file name: "band-window_radius-16" for "band[window_radius=16]"."""
     name = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.")
-    if len(name) <= LONGEST and (name or not text):
-        return name
-    return f"{name[: LONGEST - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}".lstrip("-")
+    return _cut(name, LONGEST, text) if name or not text else _hash(text)
+
+
+def _cut(name: str, longest: int, text: str | None = None) -> str:
+    """Return a name of at most that many characters; the end of a longer one is replaced by a hash of `text`."""
+    return name if len(name) <= longest else f"{name[: longest - 9]}-{_hash(name if text is None else text)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

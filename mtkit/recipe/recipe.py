@@ -170,6 +170,10 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
+UNSET = type("Unset", (), {"__str__": lambda _: "unset"})()
+"""A setting that is not there, unlike one that is null."""
+
+
 def differences(one: Any, other: Any, prefix: str = "") -> list[str]:
     """List the settings that differ between two dumped recipes, as "training.peak_rate: 0.001 -> 0.002"."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
@@ -177,7 +181,9 @@ def differences(one: Any, other: Any, prefix: str = "") -> list[str]:
         return [
             line
             for key in keys
-            for line in differences(one.get(key), other.get(key), f"{prefix}.{key}" if prefix else str(key))
+            for line in differences(
+                one.get(key, UNSET), other.get(key, UNSET), f"{prefix}.{key}" if prefix else str(key)
+            )
         ]
     return [] if one == other else [f"{prefix}: {one} -> {other}"]
 
@@ -242,6 +248,9 @@ def with_inherited(nested: Mapping[str, Any], begun: Path | None = None) -> dict
     if not all(isinstance(section, Mapping) for section in (model, attention, options)):
         return settings  # make_recipe raises
     inherited = read_settings(path)
+    for section in ("model", "attention"):
+        if not isinstance(inherited.get(section, {}), Mapping):
+            raise RecipeError(f"{path} is damaged: {section} = {shown(inherited[section])} should be a mapping")
     if "preset" not in nested:
         # the run's weights replace its initial embeddings
         settings["model"] = {**inherited.get("model", {}), "embeddings": None, **model}

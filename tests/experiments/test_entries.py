@@ -86,6 +86,8 @@ def test_all_are_every_mechanism_full_first_and_the_same_twice_is_one() -> None:
         ("full:2+bnd:2", "did you mean 'band'"),
         ("full:2+average:2", "attention 'average' is a whole layer"),
         ("band+dropout=[1", "not a YAML value"),
+        ("band[window_radius=3,window_radius=5]", "sets window_radius twice"),
+        ("full+norm=pre+model.norm=post", "sets model.norm twice"),
         ({"seed": 3}, "cannot set 'seed'"),
         ({"modle": {}}, "did you mean 'model'"),
         ({"name": 3}, "the name 3"),

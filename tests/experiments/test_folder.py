@@ -70,6 +70,26 @@ def test_matched_and_unmatched_entries_are_not_mixed(tiny: Made, tmp_path: Path)
     assert [entry.name for entry in folder.study().entries] == ["full", "band"]
 
 
+def test_a_null_is_not_a_missing_setting(tiny: Made, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out")
+    folder.open(tiny("full", settings={"training": {"patience": 5}}))
+    with pytest.raises(MtkitError, match=r"training\.max_flops: unset -> None"):
+        folder.open(tiny("full", settings={"training": {"patience": 5, "max_flops": None}}))
+
+
+def test_scores_of_other_sides_are_not_mixed(tiny: Made, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out")
+    folder.open(tiny("full", sides=["test"]))
+    with pytest.raises(MtkitError, match="sides"):
+        folder.open(tiny("full", sides=["valid"]))
+
+
+def test_names_that_differ_in_capital_letters_are_refused(tiny: Made, tmp_path: Path) -> None:
+    entries = [{"name": name, "attention": "full"} for name in ("Wide", "wide")]
+    with pytest.raises(MtkitError, match="differ only in capital letters"):
+        Folder(tmp_path / "out").open(tiny(*entries))
+
+
 def test_entries_that_would_share_files_are_refused(tiny: Made, opened: Opened) -> None:
     first, second = {"name": "a/b", "attention": "full"}, {"name": "a-b", "attention": "full"}
     with pytest.raises(MtkitError, match="'a/b' and 'a-b' differ only"):

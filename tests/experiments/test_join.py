@@ -77,6 +77,48 @@ def test_other_settings_are_refused_before_anything_is_copied(tiny: Made, opened
         join(one, [opened(tiny("full"), "empty")[0]])
 
 
+def test_rows_of_a_file_with_other_settings_or_data_are_refused(tiny: Made, opened: Opened) -> None:
+    two = filled(opened, tiny("full", "band"), "two", 20.0)
+    rows = two.write_rows()
+    longer, _, _ = opened(tiny("full", "band", settings={"training": {"max_updates": 999}}), "longer")
+    with pytest.raises(
+        MtkitError, match=r"full\.seed-1 was trained with other settings \(training\.max_updates: 999 -> 2"
+    ):
+        join(longer, [rows])
+    assert longer.rows() == []
+    one = filled(opened, tiny("full"), "one", 10.0)
+    rows.write_text(rows.read_text().replace(two.begun()[0]["data"], "f" * 64))
+    with pytest.raises(MtkitError, match="the prepared data differs"):
+        join(one, [rows])
+    rows.write_text("".join(line for line in rows.read_text().splitlines(keepends=True) if '"band' in line))
+    with pytest.raises(MtkitError, match=r"band\.seed-1 was trained on other prepared data than the rows in .*one"):
+        join(one, [rows])
+    assert len(one.rows()) == 1
+
+
+def test_a_search_and_matched_widths_do_not_hinder_a_join(tiny: Made, opened: Opened, tmp_path: Path) -> None:
+    search = {"settings": {"peak_rate": [1e-3, 2e-3]}, "share": 0.5}
+    study = tiny("full", "band", search=search, match="parameters")
+    rows = filled(opened, study, "two", 20.0).write_rows()
+    assert join(opened(study, "new")[0], [rows]) == (4, 0)
+
+
+def test_columns_and_sides_of_the_folder_stay(tiny: Made, opened: Opened) -> None:
+    one = filled(opened, tiny("full", columns=["loss"]), "one", 10.0)
+    assert join(one, [filled(opened, tiny("band"), "two", 20.0)]) == (1, 0)
+    assert one.study().settings.columns == ("loss",)
+    with pytest.raises(MtkitError, match="sides"):
+        join(one, [filled(opened, tiny("linear", sides=["valid"]), "three", 20.0)])
+
+
+def test_a_finished_trial_of_other_data_is_refused_before_any_training(tiny: Made, opened: Opened) -> None:
+    filled(opened, tiny("full"), "out", 10.0)
+    folder, plan, _ = opened(tiny("full", "band"))
+    with pytest.raises(MtkitError, match="the prepared data differs"), Children(folder, "cpu", 1) as children:
+        compare(folder, plan, {None: "f" * 64}, children, show=lambda line: None, done=lambda name: None)
+    assert [trial["trial"] for trial in folder.begun()] == ["full.seed-1"]
+
+
 def test_a_row_comes_back(tiny: Made, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "LOOK_SECONDS", 0.02)
     folder, plan, data = opened(tiny("full", "band[window_radius=2]"))

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,34 @@ def test_the_label_is_no_setting_of_the_task(tmp_path: Path) -> None:
     assert list(data) == ["short", "copy-train-40-valid-4-test-4"]
     assert len(set(data.values())) == 1
     assert plan.due([])[0].name == "short.full.seed-1"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"sides": ["tset"]}, "no test side 'tset'.*did you mean 'test'"),
+        ({"columns": ["exact@tset"]}, "no test side 'tset'"),
+        ({"columns": ["TER"]}, r"the column 'TER' needs a metric.* scoring\.metrics"),
+    ],
+)
+def test_what_has_no_scores_is_refused_before_any_training(more: dict[str, Any], message: str, tmp_path: Path) -> None:
+    study = make_study({"settings": SETTINGS, "entries": ["full"], "tasks": [SHORT], **more})
+    with pytest.raises(MtkitError, match=message):
+        set_up(study, Folder(tmp_path))
+    scored = {**SETTINGS, "scoring": {"metrics": ["BLEU", "TER"]}}
+    set_up(
+        make_study({"settings": scored, "entries": ["full"], "tasks": [SHORT], "columns": ["ter"]}), Folder(tmp_path)
+    )
+
+
+def test_another_task_of_the_same_label_is_refused(tmp_path: Path) -> None:
+    for train in (40, 50):
+        tasks = [{**SHORT, "train": train, "label": "short"}]
+        study = make_study({"settings": SETTINGS, "entries": ["full"], "tasks": tasks})
+        if train == 40:
+            set_up(study, Folder(tmp_path))
+    with pytest.raises(MtkitError, match="give the task short another `label`, or choose another --output"):
+        set_up(study, Folder(tmp_path))
 
 
 def test_two_tasks_with_one_label_are_refused(tmp_path: Path) -> None:

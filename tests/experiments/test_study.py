@@ -112,6 +112,16 @@ def test_a_share_of_the_budget_is_of_every_limit() -> None:
         ({**TWO, "settings": {"seed": "x"}}, "seeds.0 = 'x'"),
         ({**TWO, "settings": {"seed": -1}}, "seeds.0 = -1"),
         ({"entries": ["full+seed=3"]}, "'full\\+seed=3': all entries have the same seeds"),
+        ({**TWO, "search": {"settings": {"dropout": [0, 0.0]}}}, "a value twice"),
+        (
+            {**TWO, "search": {"settings": {"dropout": {"low": 10**400, "high": 1}}, "method": "random", "trials": 1}},
+            "low = 1000.* must be below high = 1",
+        ),
+        ({**TWO, "match": "flops", "search": {"settings": {"d_model": [32, 64]}}}, "leave model.d_model out"),
+        (
+            {"entries": [{"name": "x", "attention": ["band"]}], "settings": {"attention": {"options": {"a": 1}}}},
+            "attention",
+        ),
     ],
 )
 def test_mistakes_are_named(settings: dict[str, Any], message: str) -> None:

@@ -68,6 +68,25 @@ def test_without_the_first_entry_nothing_is_tested(tiny: Made, opened: Opened) -
     assert not any(line.tests for line in table.lines)
 
 
+def test_before_the_first_entry_has_rows_nothing_is_tested(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full", "band", "linear"))
+    for trial in plan.due([])[1:]:
+        folder.add(trial, data[None])
+        exact = {"value": 75.0, "signature": "nrefs:1"}
+        folder.keep(trial.name, statistics(2), **row(0, scores={"test": {"exact": exact}}))
+    assert not any(line.tests for line in build(folder).lines)
+
+
+def test_intervals_without_statistics_stay_within_the_metric(tiny: Made, opened: Opened) -> None:
+    wrong = {"full.seed-1": 0, "full.seed-2": 6, "band.seed-1": 0, "band.seed-2": 0}
+    folder = filled(opened, tiny("full", "band", seeds=2), wrong)
+    for path in (folder.path / "results").glob("*.safetensors"):
+        path.unlink()
+    band, full = build(folder).lines
+    assert (full.values["exact"].low, full.values["exact"].high) == (0.0, 100.0)
+    assert (band.values["exact"].mean, band.values["exact"].low, band.values["exact"].high) == (100.0, None, None)
+
+
 def test_without_statistics_of_the_first_entry_nothing_is_tested(tiny: Made, opened: Opened) -> None:
     folder = filled(opened, tiny("full", "band", "linear"), {"full.seed-1": 1, "band.seed-1": 2, "linear.seed-1": 4})
     (folder.path / "results" / "full.seed-1.safetensors").unlink()

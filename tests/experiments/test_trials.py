@@ -112,6 +112,24 @@ def test_points_of_other_signs_have_other_names(tiny: Made) -> None:
     assert len(set(names(Plan(tiny("forgetting", search=search), {None: {}}, {}).due([])))) == 2
 
 
+def test_a_point_written_in_another_way_is_the_trial_that_has_begun(tiny: Made) -> None:
+    first = Plan(tiny("full", search={"settings": {"dropout": [0, 0.1], "peak_rate": [1e-3]}}), {None: {}}, {})
+    begun = [{"entry": each.entry, "task": None, "stage": each.stage, "point": each.point} for each in first.due([])]
+    settings = {"peak_rate": [1e-3], "dropout": [0.0, 0.1, 0.2]}
+    second = Plan(tiny("full", search={"settings": settings}), {None: {}}, {})
+    assert names(second.due([], begun))[:2] == names(first.due([]))
+    assert len(second.due([], begun)) == 3
+
+
+def test_long_names_leave_room_for_temporary_files(tiny: Made) -> None:
+    search = {"settings": {"peak_rate": [0.001], "dropout": [0.1], "label_smoothing": [0.123456789]}, "share": 0.5}
+    study = tiny({"name": "n" * 150, "attention": "full"}, search=search)
+    task = "mqar-" + "t" * 80
+    found = Plan(study, {task: {}}, {}).due([])
+    assert all(len(trial.name) <= 200 for trial in found)
+    assert len(set(names(found))) == len(found)
+
+
 def test_names_are_file_names() -> None:
     assert slug("band[window_radius=16]") == "band-window_radius-16"
     assert slug("linear@encoder@cross") == "linear-encoder-cross"

@@ -170,6 +170,14 @@ def test_a_word_in_place_of_a_group_is_named(given: dict[str, Any], words: str, 
     assert str(begun.value) == str(alone.value)
 
 
+@pytest.mark.parametrize("damaged", ["model: null", "model: 5", "attention: [1]", "attention: null"])
+def test_a_run_with_damaged_settings_is_named(damaged: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"{damaged}\n")
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(RecipeError, match=r"recipe\.yaml is damaged: .* should be a mapping"):
+        load_recipe(None, {"training": {"init_from": str(tmp_path)}})
+
+
 @pytest.mark.parametrize(
     ("given", "attention"),
     [
