@@ -178,6 +178,8 @@ def _check_options(options: dict[str, Any]) -> None:
     defaults = {"checkpoint": "best", "device": "auto"}
     chosen = {name for name, value in options.items() if value not in (None, [], defaults.get(name))}
     chosen -= {name for name in ("by_length", "as_json", "one_based") if not options[name]}
+    if options["documents"] is False and options["contrastive"] is None:  # lines are the default
+        chosen -= {"documents"}
     if "contrastive" in chosen:
         wrong, why = chosen - CONTRASTIVE - MODEL - OF_ALL, "does not go with --contrastive"
     elif "gold_alignments" in chosen:

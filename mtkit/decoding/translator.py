@@ -137,10 +137,16 @@ class Translator:
     def require(self, glossary: Glossary) -> None:
         """Require the terms of the glossary in translations from now on, by mtkit's engine.
 
-        Raises: MtkitError without beam search, with a shortlist, and if the user named another engine.
+        Raises: MtkitError without beam search, with a shortlist or forbidden repetitions, and if the user named another
+        engine.
         """
         if self.settings.method != "beam":
             raise MtkitError(f"a glossary needs beam search, and decoding.method = {self.settings.method}")
+        if self.settings.no_repeat_ngram:
+            raise MtkitError(
+                f"decoding.no_repeat_ngram = {self.settings.no_repeat_ngram} may forbid a term of the glossary that "
+                "occurs twice; set it to 0"
+            )
         if self.about["shortlist"] is not None:
             raise MtkitError("a shortlist leaves out pieces that terms of the glossary need; leave one out")
         if self._engine_name == "ctranslate2":

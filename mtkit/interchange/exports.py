@@ -131,8 +131,9 @@ def compare(run: Run, translator: Translator, folder: Path, to: str) -> Agreemen
     """
     if find_spec(LIBRARIES[to]) is None:
         return None
+    single = {"method": "greedy", "n_best": 1, "mbr": None, "samples": None}
     greedy = DecodingSettings.model_validate(
-        {**translator.settings.model_dump(), "method": "greedy", "no_repeat_ngram": 0, "coverage_penalty": 0.0}
+        {**translator.settings.model_dump(), **single, "no_repeat_ngram": 0, "coverage_penalty": 0.0}
     )
     lines = _sources(run)
     direction = run.directions[0] if len(run.directions) > 1 else None

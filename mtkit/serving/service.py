@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from math import isfinite
@@ -201,6 +201,8 @@ class Service:
             direction=Directions(self.directions, tasks),
             documents=owner if self._joins_lines(n_best) else None,
         )
+        # the draws of sampling depend on a line's place in its string, not on the other requests
+        source = replace(source, numbers=[number for pieces in split_parts for number in range(len(pieces[::2]))])
         hypotheses = translator.translate(source, stopped=stopped)
         ranks = list(zip(*hypotheses, strict=True))
         is_html = jobs[0].parts[0].page is not None

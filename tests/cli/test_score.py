@@ -301,7 +301,8 @@ def test_contrastive_translations_of_several_runs() -> None:
     ):
         with pytest.raises(MtkitError, match=message):
             typed(*both, *wrong)
-    for option in (["--sentences"], ["--checkpoint", "last"], ["--direction", "en-de"], ["--length-penalty", "0"]):
+    assert "BLEU" in typed("--name", "one", "--sentences").stdout
+    for option in (["--checkpoint", "last"], ["--direction", "en-de"], ["--length-penalty", "0"]):
         with pytest.raises(MtkitError, match="applies to --contrastive or --gold-alignments only"):
             typed("--name", "one", *option)
 

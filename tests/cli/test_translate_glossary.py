@@ -44,6 +44,7 @@ def test_missed_terms_are_reported_with_their_lines(folder: Path) -> None:
     [
         (["--method", "greedy"], "needs beam search, and decoding.method = greedy"),
         (["--method", "sample"], "needs beam search, and decoding.method = sample"),
+        (["--no-repeat-ngram", "3"], "no_repeat_ngram = 3 may forbid a term of the glossary that occurs twice"),
         (["--shortlist", "5"], "--shortlist leaves out pieces that terms of the glossary need"),
         (["--engine", "ctranslate2"], "CTranslate2 does not support a glossary|ctranslate2 is not possible"),
         (["--target", "text"], "--glossary is for translations that the run finds"),

@@ -36,6 +36,7 @@ def text_of(run: Run, to: str, folder: Path) -> str:
         {"beam": 4, "length_penalty": 0.0},
         {"beam": 3, "length_penalty": 2.0},
         {"method": "greedy"},
+        {"beam": 4, "n_best": 3},
         {"method": "greedy", "max_pieces": 9},
     ],
 )
@@ -60,6 +61,7 @@ def test_ctranslate2_decodes_as_the_run_does(decoding: dict[str, Any], tmp_path:
 def test_other_searches_have_their_settings_in_the_export(to: str, tmp_path: Path) -> None:
     pytest.importorskip({"huggingface": "transformers", "ctranslate2": "ctranslate2"}[to])
     decoding = {"method": "sample", "temperature": 0.7, "top_k": 9, "top_p": 0.8, "no_repeat_ngram": 3}
+    decoding |= {"mbr": "chrf", "samples": 4}
     card = text_of(make_run(tmp_path / "a", model=MODEL, decoding=decoding), to, tmp_path / "out")
     if to == "ctranslate2":
         for given in ("topk=9", "topp=0.8", "temperature=0.7", "ngram_size=3", "beam_size=1"):

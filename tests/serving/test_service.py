@@ -73,6 +73,13 @@ def test_a_line_of_any_length_is_split(translator: Translator) -> None:
     assert len(hypotheses[1][0].split("\n")) == 2
 
 
+def test_sampled_translations_do_not_depend_on_other_requests(translator: Translator) -> None:
+    settings = translator.settings.model_copy(update={"method": "sample", "n_best": 1})
+    service = Service(translator.with_settings(settings))
+    dog, cats = (service.jobs([text], "en-de", 1, 100)[0] for text in ("The dog sees a tree.", "A cat.\nA bird.\nOne."))
+    assert service.work([cats, dog])[1] == service.work([dog])[0]
+
+
 def test_strings_are_documents_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path, documents=60).run
     translator = Translator([run], run.recipe.decoding.model_copy(update={"method": "greedy", "max_pieces": 6}))
