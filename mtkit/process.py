@@ -114,12 +114,15 @@ def collect_garbage_rarely() -> None:
 def signals_to(
     handler: Callable[[int, FrameType | None], object], *, ignored_afterwards: bool = False
 ) -> Iterator[None]:
-    """Context in which SIGTERM and SIGINT call the handler; nothing in other threads than the main one.
+    """Context in which SIGTERM, SIGINT and SIGHUP call the handler; nothing in other threads than the main one.
 
-    Afterwards the handlers from before are back, or, for a process that only has to end, both signals are ignored.
+    A SIGHUP, which the end of a remote session sends, stays ignored if it was, as by `nohup`. Afterwards the handlers
+    from before are back, or, for a process that only has to end, the signals are ignored.
     """
     # only the main thread can set handlers
-    numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    numbers = [signal.SIGTERM, signal.SIGINT] if threading.current_thread() is threading.main_thread() else []
+    if numbers and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     previous_handlers = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

@@ -97,7 +97,7 @@ class About(TypedDict):
     origins: NotRequired[list[Origin]]
     imported_from: NotRequired[str]
     commands: NotRequired[list[str]]
-    precision: NotRequired[Literal["float32", "bfloat16"]]
+    precision: NotRequired[Literal["float32", "bfloat16", "float16"]]
     kernels: NotRequired[bool]
     flops_per_token: NotRequired[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     packages: NotRequired[dict[str, str]]

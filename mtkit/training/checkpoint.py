@@ -55,6 +55,7 @@ class State(TypedDict):
     score: NotRequired[float | None]
     judged_by: NotRequired[str]
     averaged: NotRequired[list[Count]]
+    tried: NotRequired[list[Count]]
     diverging: NotRequired[Count]
 
 
@@ -116,7 +117,7 @@ class Checkpoints:
         state = read_state(average) if average.is_dir() else None
         if state is None or state.get("judged_by") != self._fingerprint:
             return False
-        return state.get("averaged") == _updates(self._validated()[-count:])
+        return state.get("tried", state.get("averaged")) == _updates(self._validated()[-count:])
 
     def mean_of_last(self, count: int, parameters: Collection[str]) -> tuple[dict[str, Tensor], list[int]]:
         """Average the weights of the last `count` validated checkpoints, or moving averages; also return their updates.
@@ -130,12 +131,23 @@ class Checkpoints:
 
     def save_average(
         self, weights: Mapping[str, Tensor], *, updates: list[int], bleu: float, nll: float, score: float
-    ) -> None:
-        """Write the average of these updates' checkpoints; it can become the best checkpoint."""
+    ) -> bool:
+        """Write the average of these updates' checkpoints; it can become the best checkpoint.
+
+        A better average from before a limit was raised stays, and records that this one was tried. Return whether the
+        new one was written.
+        """
+        average = inside(self.folder, "average")
+        if average.is_dir() and (known := read_state(average)).get("judged_by") == self._fingerprint:
+            rank = sort_key(self._best_by, score, nll)
+            if sort_key(known.get("best_by", "bleu"), known["score"], known["nll"]) > rank:  # type: ignore[arg-type]
+                write_json(inside(average, "state.json"), {**known, "tried": updates})
+                return False
         state = {"update": updates[-1], "averaged": updates, "bleu": bleu, "nll": nll, "score": score}
         state |= {"best_by": self._best_by, "judged_by": self._fingerprint}
-        write_checkpoint(inside(self.folder, "average"), {"model": weights}, state)
+        write_checkpoint(average, {"model": weights}, state)
         self.mark_best()
+        return True
 
     def mark_best(self) -> None:
         """Point best.json at the checkpoint with the best score, the average included.
@@ -175,19 +187,27 @@ class Checkpoints:
 
     def _ranked(self, paths: list[Path]) -> list[Path]:
         """Return the paths with a score, best first; if some have scores of the present settings, only those."""
+        comparable, others = self._scored(paths)
+        return comparable or others
+
+    def _scored(self, paths: list[Path]) -> tuple[list[Path], list[Path]]:
+        """Return the paths with a score of the present settings, best first, and those with one of other settings."""
         states = [(read_state(path), path) for path in paths]
         scored = [
             (sort_key(state.get("best_by", "bleu"), score, nll), path, state)
             for state, path in states
             if (score := state.get("score")) is not None and (nll := state.get("nll")) is not None
         ]
-        comparable = [entry for entry in scored if entry[2].get("judged_by") == self._fingerprint]
-        return [path for _, path, _ in sorted(comparable or scored, key=itemgetter(0), reverse=True)]
+        ranked = sorted(scored, key=itemgetter(0), reverse=True)
+        present = [entry[2].get("judged_by") == self._fingerprint for entry in ranked]
+        pairs = list(zip(ranked, present, strict=True))
+        return [path for (_, path, _), now in pairs if now], [path for (_, path, _), now in pairs if not now]
 
     def _remove_old(self) -> None:
         paths = self.all()
         keep = {*paths[-1:], *self._validated()[-self._keep_last :], self.last_good()}
-        keep |= set(self._ranked(paths)[: self._keep_best])
+        comparable, others = self._scored(paths)  # others stay until as many are comparable
+        keep |= set([*comparable, *others][: self._keep_best])
         for path in paths:
             if path not in keep:
                 # renamed first: if killed in between, no incomplete checkpoint has a valid name

@@ -16,7 +16,7 @@ Schedulers and launchers signal a process and its group, or repeat a signal that
 
 
 class Interruption:
-    """Records SIGTERM and Ctrl-C, so that training stops at the next update; a later signal acts as usual."""
+    """Records SIGTERM, SIGHUP and Ctrl-C, so that training stops at the next update; a later signal acts as usual."""
 
     def __init__(self) -> None:
         self.signal: int | None = None

@@ -320,7 +320,9 @@ class Training:
             return False
         bleu, nll, score = result.scores
         better = self.progress.is_bettered_by(score, nll)
-        self.checkpoints.save_average(weights, updates=updates, bleu=bleu, nll=nll, score=score)
-        for line in result.lines(f"average of updates {', '.join(map(str, updates))}", better):
+        saved = self.checkpoints.save_average(weights, updates=updates, bleu=bleu, nll=nll, score=score)
+        for line in result.lines(f"average of updates {', '.join(map(str, updates))}", better and saved):
             self.line.say(line)
+        if not saved:
+            self.line.say("the average of earlier updates is better and stays")
         return True

@@ -14,8 +14,8 @@ from typing import Any, Literal, NotRequired
 from tqdm import tqdm
 from typing_extensions import TypedDict
 
-from mtkit.errors import MtkitError, RunError
-from mtkit.storage.files import inside, json_text, write_text
+from mtkit.errors import RunError
+from mtkit.storage.files import WriteError, inside, json_text, write_text
 from mtkit.storage.records import Count, read_stored_lines, stored
 from mtkit.terminal import Say, stderr_is_terminal
 
@@ -64,7 +64,7 @@ class Metrics:
             with self._path.open("a", encoding="utf-8", newline="\n") as file:
                 file.write(json_text({"kind": kind, "update": update, **values}) + "\n")
         except OSError as error:
-            raise MtkitError(f"cannot write {self._path}: {error.strerror}; free some space") from error
+            raise WriteError([self._path], error) from error
         if self._board is not None:
             for name, value in values.items():
                 if isinstance(value, int | float) and math.isfinite(value):

@@ -106,7 +106,11 @@ class Precision:
         """
         self.device, self.kernels = device, kernels
         self.name = best_precision(device) if setting == "auto" else setting
-        if self.name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        if (
+            self.name == "bfloat16"
+            and device.type == "cuda"
+            and not torch.cuda.is_bf16_supported(including_emulation=False)
+        ):
             raise RunError(f"{torch.cuda.get_device_name(device)} has no bfloat16; use --precision float16 or float32")
         self.scaler = torch.amp.GradScaler(device.type) if self.name == "float16" else None
         """float16 has no numbers below 6e-8: the loss is scaled up before backward, gradients down before clipping."""

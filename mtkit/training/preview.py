@@ -1,11 +1,12 @@
 """A preview of a training: its first updates, to estimate the time and memory that it needs."""
 
 from contextlib import closing
+from dataclasses import replace
 from time import monotonic
 
 from mtkit.memory import in_words, peak_bytes
 from mtkit.training.loop import Training
-from mtkit.training.progress import Outcome, Progress
+from mtkit.training.progress import Outcome
 
 PREVIEWED, PREVIEW_SECONDS = 3, 10.0
 """Minimum updates and seconds of a preview."""
@@ -37,7 +38,7 @@ def preview_training(training: Training) -> Outcome:
             f"{seconds / made:.3g} s per update and {tokens:,.0f} target tokens/s in {made} updates; "
             f"peak memory {in_words(peak_bytes(training.world.device))}"
         )
-        left = training.limits.seconds_left(Progress(), seconds / made)
+        left = training.limits.seconds_left(replace(training.progress, seconds=0.0), seconds / made)
         spent = "no end" if left is None else f"{left / 60:,.1f} minutes"
         training.say(f"estimate until {training.limits.describe()}, without validation and checkpoints: {spent}")
     return Outcome(training.folder, training.progress, None, training.progress.update, signal or None)

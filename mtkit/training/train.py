@@ -72,8 +72,9 @@ def train(
         init_from = initial_run(recipe.training.init_from, folder) if init_from is None else init_from
         embedded = _initialise(model, recipe, prepared, init_from, say, progress, resumes=can_resume(folder))
         training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)
-        with lock_folder(folder) if world.first else nullcontext():
-            if world.first:
+        # in a preview, each process has a folder of its own
+        with lock_folder(folder) if world.first or preview else nullcontext():
+            if world.first or preview:
                 open_folder(
                     folder,
                     recipe,

@@ -35,6 +35,7 @@ from mtkit.training.optimization.gradient_reduction import (
 )
 from mtkit.training.optimization.low_weights import LowWeights
 from mtkit.training.optimization.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
+from mtkit.training.optimization.schedule import peak_rate
 from mtkit.training.precision import Precision
 from mtkit.training.progress import Progress
 from mtkit.training.step import StepResult, training_step
@@ -55,10 +56,11 @@ class Updater:
         self._sharded: ShardedModel | None = None
         if recipe.training.shard and world.size > 1:
             if precision.scaler is not None:
-                raise RunError("training.shard cannot scale losses as float16 needs it; set --precision bfloat16")
+                raise RunError("training.shard cannot scale losses as float16 needs it; set --precision float32")
             self._sharded = ShardedModel(model, world, recipe.training.sum_gradients_in, self._blank_objective)
         self._reduction = self._sharded or build_reduction(model, world, recipe.training.sum_gradients_in)
-        self.optimizer = build_optimizer(model, recipe.training, world.size)
+        peak = peak_rate(recipe.training, recipe.model.d_model)
+        self.optimizer = build_optimizer(model, recipe.training, world.size, peak=peak)
         self.objective = Objective(recipe.training, world.device)
         self.low_weights = LowWeights(model)
         self.average: MovingAverage | None = None

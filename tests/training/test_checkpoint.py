@@ -138,6 +138,29 @@ def test_the_average_is_the_mean_and_can_be_the_best(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
 
 
+def test_a_worse_average_does_not_replace_a_better_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=4, keep_best=1)
+    for update, bleu in ((1, 30.0), (2, 38.0), (3, 39.0), (4, 39.5)):
+        save(checkpoints, update, bleu=bleu)
+        if update == 2:
+            better = {"updates": [1, 2], "bleu": 40.5, "nll": 1.0, "score": 40.5}
+            assert checkpoints.save_average({"w": torch.ones(3)}, **better)
+    assert not checkpoints.is_averaged(2)
+    assert not checkpoints.save_average({"w": torch.zeros(3)}, updates=[3, 4], bleu=39.0, nll=1.0, score=39.0)
+    assert checkpoints.is_averaged(2)
+    assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
+    assert verified_tensors(tmp_path / "checkpoints" / "average", "model")["w"][0] == 1.0
+    assert checkpoints.save_average({"w": torch.zeros(3)}, updates=[3, 4], bleu=41.0, nll=1.0, score=41.0)
+
+
+def test_the_best_of_other_settings_stays_until_others_are_scored(tmp_path: Path) -> None:
+    for update, bleu, settings in ((1, 30.0, "old"), (2, 20.0, "old"), (3, 21.0, "new"), (4, 22.0, "new")):
+        checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=2, fingerprint=settings)
+        progress = Progress(update=update, bleu=bleu, nll=1.0, score=bleu, judged_by=settings)
+        checkpoints.save(progress, {"model": {"w": torch.zeros(1)}})
+        assert kept(checkpoints) == {1: [1], 2: [1, 2], 3: [1, 3], 4: [3, 4]}[update]
+
+
 def test_the_average_is_of_moving_averages_if_there_are_any(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
     for update in (1, 2):

@@ -22,6 +22,17 @@ def test_the_first_signal_is_a_wish_and_a_later_one_acts_as_usual(
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_end_of_a_remote_session_is_a_signal_unless_it_is_ignored(
+    ignored: bool, request: pytest.FixtureRequest
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    request.addfinalizer(lambda: signal.signal(signal.SIGHUP, before))
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGHUP)
+        assert interruption.signal == (None if ignored else signal.SIGHUP)
+
+
 def test_outside_the_main_thread_signals_are_left_alone() -> None:
     before = signal.getsignal(signal.SIGTERM)
     seen = []

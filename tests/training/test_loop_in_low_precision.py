@@ -11,6 +11,7 @@ from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe, merged
+from mtkit.runs import Run
 from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.data_loader import UpdateBatches, count_tokens
 from mtkit.training.metrics import read_metrics
@@ -65,6 +66,17 @@ def validation_losses(folder: Path) -> dict[int, float]:
     """Validation loss by update, as the run in the folder reports it."""
     rows = read_metrics(folder / "metrics.jsonl")
     return {row["update"]: row["nll"] for row in rows if row["kind"] == "validation"}
+
+
+def test_a_run_in_float16_by_choice_can_be_read(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU without bfloat16."""
+    monkeypatch.setattr("mtkit.training.precision.best_precision", lambda device: "float16")
+    choices = [Precision("float16", CPU)]
+    monkeypatch.setattr("mtkit.training.precision_choice.update_precisions", lambda setting, device: choices)
+    run(tiny(training={"precision": "auto", "max_updates": 2}), prepared, tmp_path)
+    assert Run(tmp_path).about["precision"] == "float16"
 
 
 def test_the_validation_loss_of_a_run_is_the_loss_of_its_checkpoint(prepared: Prepared, tmp_path: Path) -> None:

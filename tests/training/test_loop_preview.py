@@ -56,6 +56,15 @@ def test_limits_of_minutes_and_few_updates_hold(
     assert "in 1 updates" in said[-2]
 
 
+def test_limits_of_tokens_are_estimated(tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preview, "PREVIEW_SECONDS", 0.0)
+    for updates in (None, 10**9):
+        said, _ = previewed(tmp_path / str(updates), prepared, max_updates=updates, max_tokens=10**6)
+        (speed,) = (float(found.replace(",", "")) for found in re.findall(r"([\d,.]+) target tokens/s", said[-2]))
+        (minutes,) = (float(found.replace(",", "")) for found in re.findall(r": ([\d,.]+) minutes$", said[-1]))
+        assert minutes == pytest.approx(10**6 / speed / 60, rel=0.5, abs=0.1)
+
+
 def test_memory_that_does_not_suffice_is_an_error(
     tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:

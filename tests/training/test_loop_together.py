@@ -1,5 +1,6 @@
 """The end of a training of several processes by a signal."""
 
+import os
 import signal
 from pathlib import Path
 from time import monotonic, sleep
@@ -30,6 +31,19 @@ def stopped(recipe: Recipe, folder: Path) -> tuple[float, float]:
     Checkpoints.save = slowly  # type: ignore[method-assign]
     train(recipe, open_prepared(recipe.data.folder), folder, command=["mtkit"], device="cpu", say=say)
     return written[0], monotonic()
+
+
+def previewed(recipe: Recipe, folder: Path) -> int:
+    """The updates of a preview, in a folder that no other process has."""
+    own = folder / os.environ["RANK"] / "run"
+    prepared = open_prepared(recipe.data.folder)
+    return train(recipe, prepared, own, command=["mtkit"], device="cpu", preview=True).progress.update
+
+
+def test_processes_preview_a_training_together(prepared: Prepared, tmp_path: Path) -> None:
+    training = TINY["training"] | {"max_updates": 2}
+    recipe = make_recipe(TINY | {"training": training, "data": {"folder": str(prepared.folder)}})
+    assert together(2, previewed, recipe, tmp_path) == [2, 2]
 
 
 def test_none_leaves_before_the_checkpoint_is_written(prepared: Prepared, tmp_path: Path) -> None:

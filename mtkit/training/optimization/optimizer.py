@@ -144,10 +144,12 @@ def matrices_of(model: nn.Module) -> list[Tensor]:
 Optimizer = AdamW | Muon
 
 
-def build_optimizer(model: nn.Module, settings: TrainingSettings, processes: int = 1) -> Optimizer:
+def build_optimizer(
+    model: nn.Module, settings: TrainingSettings, processes: int = 1, *, peak: float | None = None
+) -> Optimizer:
     """AdamW (Loshchilov and Hutter, 2019) over the trained parameters, or Muon and AdamW.
 
-    `processes` is the number of processes that train together.
+    `processes` is the number of processes that train together, `peak` the schedule's highest rate; None: `peak_rate`.
 
     Matrices decay; vectors and scalars do not, nor do parameters that a module names as `undecayed`
     (`mtkit.attention.contract`). Fused: one pass over parameters, gradients and moments, on the CPU too.
@@ -170,7 +172,7 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings, processes: int
     )
     if not matrices:
         return adamw
-    rate = settings.muon_rate / settings.peak_rate
+    rate = settings.muon_rate / (settings.peak_rate if peak is None else peak)
     return Muon(matrices, adamw, rate=rate, decay=settings.weight_decay, processes=processes)
 
 

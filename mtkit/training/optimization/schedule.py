@@ -22,9 +22,7 @@ def build_schedule(settings: TrainingSettings, d_model: int) -> Schedule:
         what = "schedule = cosine" if settings.schedule == "cosine" else f"cooldown = {settings.cooldown}"
         *names, last = LIMITS
         raise RecipeError(f"training.{what} needs a limit of training: set {', '.join(names)} or {last}")
-    warmup, peak = settings.warmup_updates, settings.peak_rate
-    if settings.schedule == "noam":
-        peak *= (d_model * max(warmup, 1)) ** -0.5
+    warmup, peak = settings.warmup_updates, peak_rate(settings, d_model)
     begin = 1.0 - settings.cooldown
 
     def rate(update: int, done: float) -> float:
@@ -38,6 +36,12 @@ def build_schedule(settings: TrainingSettings, d_model: int) -> Schedule:
         return max(value, 0.0)
 
     return rate
+
+
+def peak_rate(settings: TrainingSettings, d_model: int) -> float:
+    """Return the rate at the end of the warm-up; of noam, `settings.peak_rate` is only a factor."""
+    factor = (d_model * max(settings.warmup_updates, 1)) ** -0.5 if settings.schedule == "noam" else 1.0
+    return settings.peak_rate * factor
 
 
 def _half_cosine(update: int, done: float, warmup: int) -> float:

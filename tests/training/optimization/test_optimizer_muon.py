@@ -18,6 +18,7 @@ from mtkit.training.optimization.optimizer import (
     orthogonalize_together,
     take_step,
 )
+from mtkit.training.optimization.schedule import build_schedule, peak_rate
 from mtkit.training.precision import Precision
 from mtkit.training.world import World
 from tests.processes import together
@@ -99,6 +100,15 @@ def test_processes_share_the_matrices_and_all_get_the_same(processes: int, count
         assert computed == -(-count // processes)
         assert torch.equal(each, found[0][0])
         torch.testing.assert_close(each, expected)
+
+
+def test_the_peak_of_muons_matrices_is_muon_rate_with_every_schedule() -> None:
+    for schedule, factor in (("inverse-sqrt", 0.001), ("noam", 2.0)):
+        settings = MUON.model_copy(update={"schedule": schedule, "peak_rate": factor, "warmup_updates": 100})
+        optimizer = build_optimizer(Net(), settings, peak=peak_rate(settings, 64))
+        highest = max(build_schedule(settings, 64)(update, 0.0) for update in range(1, 300))
+        assert isinstance(optimizer, optimizers.Muon)
+        assert optimizer._rate * highest == pytest.approx(settings.muon_rate)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
