@@ -71,7 +71,7 @@ def draw(charts: Sequence[Bars], path: Path) -> None:
         labels, speeds, ours = zip(*chart.speeds, strict=True)
         drawn = axes.barh(range(len(speeds)), speeds, color=["#1f77b4" if our else "#9a9a9a" for our in ours])
         axes.bar_label(drawn, [f"{speed:,.0f}" for speed in speeds], padding=4, fontsize="small")
-        axes.set_yticks(range(len(labels)), labels)
+        axes.set_yticks(range(len(labels)), labels, parse_math=False)
         axes.invert_yaxis()
         axes.set_xlim(0, 1.12 * max(speeds))
         axes.set_xlabel(chart.unit)

@@ -60,12 +60,21 @@ class OwnTrainer:
 
     program = "mtkit"
 
-    def __init__(self, recipe: Recipe, prepared: Prepared, world: World, precision: Precision | None = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        prepared: Prepared,
+        world: World,
+        precision: Precision | None = None,
+        attention: str | None = None,
+    ) -> None:
         """Build the model; `recipe` also describes the data, and the precision if there is no other.
+
+        `attention` is the name of its rows, which differ between recipes of one mechanism; None: by its mechanisms.
 
         Raises: RecipeError and MtkitError if the model cannot be built; RunError for an unsupported precision.
         """
-        self.attention = label_attention(recipe)
+        self.attention = label_attention(recipe) if attention is None else attention
         precision = precision or Precision(recipe.training.precision, world.device)
         self.precision = str(precision)
         self.model: Network = build_model(recipe, **prepared.model_sizes).to(world.device)
@@ -87,16 +96,20 @@ class OwnTrainer:
 
 
 def own_trainers(
-    recipes: Sequence[Recipe], prepared: Prepared, world: World, precisions: Sequence[str]
+    recipes: Sequence[tuple[str | None, Recipe]], prepared: Prepared, world: World, precisions: Sequence[str]
 ) -> list[OwnTrainer]:
-    """Make a trainer for each recipe in each precision; `precisions` are values of `training.precision`.
+    """Make a trainer for each name and recipe in each precision; `precisions` are values of `training.precision`.
 
     Raises: as `OwnTrainer`.
     """
     different = {
         str(precision): precision for name in precisions for precision in update_precisions(name, world.device)
     }
-    return [OwnTrainer(recipe, prepared, world, precision) for recipe in recipes for precision in different.values()]
+    return [
+        OwnTrainer(recipe, prepared, world, precision, name)
+        for name, recipe in recipes
+        for precision in different.values()
+    ]
 
 
 @dataclass(frozen=True)

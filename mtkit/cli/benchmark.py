@@ -124,13 +124,13 @@ def train(
 
     files = _begin(output, "train", threads)
     prepared = open_prepared(settings.data.folder)
-    recipes = [settings]
+    named: dict[str | None, Any] = {None: settings}
     if mechanisms:
         common = {"recipe": None if recipe is None else str(recipe), "settings": overrides, "entries": mechanisms}
         study = make_study(common, options=options)
-        recipes = [study.recipe(entry) for entry in study.entries]
-    recipes = [prepared.applied_to(own) for own in recipes]
-    settings = recipes[0]
+        named = {entry.name: study.recipe(entry) for entry in study.entries}
+    recipes = [(name, prepared.applied_to(own)) for name, own in named.items()]
+    settings = recipes[0][1]
     with fixed_workspaces(settings.training.deterministic), World(device) as world:
         trainers = own_trainers(recipes, prepared, world, precisions or [settings.training.precision])
         own_precisions = dict.fromkeys(["float32", *(trainer.precision for trainer in trainers)])

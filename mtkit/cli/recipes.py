@@ -108,7 +108,7 @@ def check(
     use_threads(threads)
     limits = nonempty(max_minutes=max_minutes, max_updates=max_updates, max_tokens=max_tokens, max_flops=max_flops)
     # each limit has its folder: a training that has cooled down at another limit cannot continue
-    place = "-".join([path.stem, *(f"{key.removeprefix('max_')}-{value:g}" for key, value in limits.items())])
+    place = "-".join([path.stem, *(f"{key.removeprefix('max_')}-{value:.15g}" for key, value in limits.items())])
     checked = run_check(
         path,
         output or Path("mtkit-recipes") / place,

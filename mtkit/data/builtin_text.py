@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mtkit.data.builtin.registry import builtin_sides
 from mtkit.data.place import CONTRASTIVE, Corpora
+from mtkit.errors import RecipeError
 from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.storage.files import json_text, write_text
 from mtkit.terminal import ProgressBar
@@ -14,12 +15,19 @@ def write_builtin_text(settings: DataSettings, folder: Path, progress: ProgressB
     """Draw the built-in corpus or task into plain text files, which are prepared like other text.
 
     The contrastive pairs of the test sides, if there are any, become a file next to `folder`.
+
+    Raises: RecipeError if both languages have one name.
     """
+    ends = (settings.source_language, settings.target_language, "ids")
+    if len(set(ends)) < len(ends):
+        raise RecipeError(
+            f"built-in text cannot have the languages {ends[0]} and {ends[1]}, which name its files; give two names "
+            "other than ids (--source-language, --target-language)"
+        )
     folder.mkdir()
     sides: Corpora = {}
     contrastive: list[str] = []
     for name, side in builtin_sides(settings).items():
-        ends = (settings.source_language, settings.target_language, "ids")
         source, target, ids = (folder / f"{name}.{end}" for end in ends)
         with ExitStack() as stack:
             files = [

@@ -155,7 +155,8 @@ def _oddities(record: dict[str, Any]) -> list[str]:
 
 def _too_large(record: dict[str, Any]) -> list[str]:
     """Return a warning about each vocabulary most of whose pieces are rare in the training text."""
-    if record["settings"].get("tokenizer_from"):
+    settings = record["settings"]
+    if settings.get("tokenizer_from") or settings["tokenizer"]["kind"] == "words":  # fewer words would be more bytes
         return []
     return [
         f"warning: the {name} vocabulary is large for this text: {use['rare']:,} of the {use['used']:,} pieces that "

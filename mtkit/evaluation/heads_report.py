@@ -138,7 +138,7 @@ def draw_heads(heads: Heads, title: str, path: Path) -> None:
     figure = Figure(figsize=size, layout="constrained")
     if any(panel.centred for panel in panels):
         title += "\ncosts in brackets are within two standard errors of 0"
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title, fontsize=10, parse_math=False)
     grid = figure.subplots(len(panels), len(roles), squeeze=False, height_ratios=[height + 0.5 for height in heights])
     for row, panel in zip(grid, panels, strict=True):
         images = []

@@ -5,7 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from mtkit.errors import shown
 from mtkit.recipe.settings import PositiveFloat, PositiveInt, Seed, Settings
@@ -50,6 +58,13 @@ class Corpus(Settings):
     """Translation direction, e.g. `en-fr`. Default: the recipe's source and target language."""
     weight: PositiveFloat = 1.0
     """Passes over the corpus per epoch. 0.5 draws a new random half each epoch."""
+
+    @field_validator("direction")
+    @classmethod
+    def _has_two_languages(cls, direction: str | None) -> str | None:
+        if direction is not None and not all(direction.partition("-")):
+            raise ValueError(f"write a direction as en-de, not {shown(direction)}")
+        return direction
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -172,6 +187,12 @@ def _one_word(name: str) -> str:
     return name.strip()
 
 
+def _with_region(name: str) -> str:
+    """Return a source language whose region has capitals: zh-CN for zh-cn, which begins a direction otherwise."""
+    language, _, region = _one_word(name).partition("-")
+    return f"{language}-{region.upper()}" if len(region) == 2 else _one_word(name)
+
+
 _FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
@@ -193,6 +214,7 @@ def _named(sides: Any) -> Any:
 
 Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_listed, json_schema_input_type=Corpus | tuple[Corpus, ...])]
 Language = Annotated[str, AfterValidator(_one_word)]
+SourceLanguage = Annotated[str, AfterValidator(_with_region)]
 SideName = Annotated[str, AfterValidator(_file_name), WithJsonSchema({"type": "string", "pattern": _FILE_NAME})]
 
 
@@ -214,7 +236,7 @@ class DataSettings(Settings):
         BeforeValidator(_named, json_schema_input_type=dict[SideName, Corpora] | Corpus | tuple[Corpus, ...]),
     ] = Field(default_factory=dict)
     """Test sides by name; each is one corpus or a list. A corpus without a name is the side `test`."""
-    source_language: Language = "en"
+    source_language: SourceLanguage = "en"
     """Source language of corpora without a direction. Default: the suffix of the training file names (`train.fr`), else
     the language of the text's script, else en."""
     target_language: Language = "de"

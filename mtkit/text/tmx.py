@@ -79,6 +79,11 @@ class _Reader:
                 f"{self._path}, line {error.lineno}: not XML ({expat.ErrorString(error.code)}); correct the file, or "
                 "export it again"
             ) from error
+        except (LookupError, ValueError) as error:  # expat reads UTF-8, UTF-16 and encodings of one byte
+            raise DataError(
+                f"{self._path} is in an encoding that cannot be read ({error}); convert it to UTF-8, as with "
+                "`iconv -f gb18030 -t utf-8`, and change the encoding in its first line"
+            ) from error
         yield from self._units
         self._units.clear()
 

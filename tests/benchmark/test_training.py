@@ -14,8 +14,9 @@ from mtkit.benchmark.training import (
     Trained,
     TrainingBenchmark,
     measure_training,
+    own_trainers,
 )
-from mtkit.benchmark.training_report import as_object, bars, table
+from mtkit.benchmark.training_report import _beside, as_object, bars, label_of, table
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import MtkitError
 from mtkit.model.sublayers import POOL_ELEMENTS
@@ -95,6 +96,21 @@ def test_all_train_on_the_same_batches_and_the_warm_up_is_not_counted(
     assert theirs.loss == 1.0  # one a token, that of the warm-up read and dropped
     assert len(full.seconds) == 2
     assert min(full.seconds) > 0
+
+
+def test_two_entries_of_one_mechanism_are_two_rows(prepared: Prepared) -> None:
+    recipes = [
+        (f"band[window_radius={radius}]", recipe_on(prepared, attention={"name": "band", "options": options}))
+        for radius in (1, 9)
+        for options in [{"window_radius": radius}]
+    ]
+    own = own_trainers(recipes, prepared, World("cpu"), ["float32", "bfloat16"])
+    found = measure_training(recipes[0][1], prepared, own, [], PLAN, World("cpu"))
+    assert [row.attention for row in found.rows] == [name for name, _ in recipes for _ in range(2)]
+    assert all(row.operations for row in found.rows)
+    columns = _beside(found)["× float32"]
+    assert columns[label_of(found.rows[1])] is found.rows[0]
+    assert columns[label_of(found.rows[3])] is found.rows[2]
 
 
 def test_each_row_says_what_it_cost(benchmark: TrainingBenchmark) -> None:

@@ -86,6 +86,9 @@ def test_damaged_text_and_a_large_vocabulary_are_warned_of(tmp_path: Path, write
         update={"folder": tmp_path / "small", "tokenizer": TokenizerSettings(vocabulary=size)}
     )
     assert not any("is large for" in line for line in summary(prepare(smaller), max_length=1_024).splitlines())
+    words_of = {"folder": tmp_path / "words", "tokenizer": TokenizerSettings(kind="words", vocabulary=600)}
+    whole = prepare(settings.model_copy(update=words_of))
+    assert not any("is large for" in line for line in summary(whole, max_length=1_024).splitlines())
 
 
 def test_a_few_odd_lines_are_noted_and_plain_text_is_not(builtin: Prepared) -> None:

@@ -134,6 +134,18 @@ def test_a_group_of_a_wrong_type_is_not_dropped_for_an_option(
         load_recipe(path, overrides)
 
 
+def test_a_region_of_the_source_language_is_no_target_language() -> None:
+    data = make_recipe({"data": {"source_language": "zh-cn", "target_language": "en"}}).data
+    assert data.directions == ["zh-CN-en"]
+    assert make_recipe({"data": {"source_language": "zh-Hans"}}).data.source_language == "zh-Hans"
+
+
+@pytest.mark.parametrize("direction", ["th_zh", "en-", "-de", ""])
+def test_a_direction_has_two_languages(direction: str) -> None:
+    with pytest.raises(RecipeError, match=f"write a direction as en-de, not '{direction}'"):
+        make_recipe({"data": {"train": {**PAIR, "direction": direction}, "valid": {**PAIR, "direction": direction}}})
+
+
 def test_the_direction_without_training_text_is_that_of_the_languages() -> None:
     data = make_recipe({"data": {"source_language": "de", "target_language": "fr"}}).data
     assert data.directions == ["de-fr"]

@@ -102,6 +102,8 @@ PARAMETER = '<!DOCTYPE tmx [<!ENTITY % file SYSTEM "file:///etc/passwd"> %file;]
         (HEAD + UNITS[:400], r"line \d+: not XML \((no element found|unclosed token)\)"),
         ("", r"line 1: not XML \(no element found\)"),
         ("plain text\n", r"line 1: not XML \(syntax error\)"),
+        ('<?xml version="1.0" encoding="GB2312"?><tmx></tmx>', "in an encoding that cannot be read.*iconv"),
+        ('<?xml version="1.0" encoding="foo"?><tmx></tmx>', "in an encoding that cannot be read.*iconv"),
         (HEAD + "</tmx>", "no unit with en and de; it has no translation units"),
         (HEAD + UNITS.replace('"de', '"es').replace('"fr', '"da'), "it has the languages en-gb, es, en, es-at, da"),
     ],

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mtkit.errors import RecipeError, did_you_mean, shown
+from mtkit.recipe.task import TaskSettings
 
 Value = int | float
 Words = Sequence[str]
@@ -67,9 +68,12 @@ class BuiltinTask:
         """Return all options, defaults included. Raises: RecipeError for an unknown option or a wrong value."""
         for key in options:
             if key not in self.options:
-                known = list(self.options)
-                hint, listed = did_you_mean(key, known), ", ".join(known) or "none"
-                raise RecipeError(f"the task {self.name} has no option {shown(key)}{hint}; its options: {listed}")
+                common = [name for name in TaskSettings.model_fields if name not in ("name", "options")]
+                hint, listed = did_you_mean(key, [*self.options, *common]), ", ".join(self.options) or "none"
+                raise RecipeError(
+                    f"the task {self.name} has no option {shown(key)}{hint}; its options: {listed}; "
+                    f"all tasks have: {', '.join(common)}"
+                )
         return {
             key: option.check(f"data.task.options.{key}", options.get(key, option.default))
             for key, option in self.options.items()
