@@ -179,7 +179,7 @@ def test_forced_decoding_prints_a_log_probability_a_line() -> None:
         (
             ["--target", "train.source"],
             DataError,
-            r"train.source must have as many lines as .*test.source, a translation each \(7 and 200 lines\)",
+            r"train.source must have as many lines as the sources, a translation each \(7 and 200 lines\)",
         ),
     ],
 )
