@@ -275,7 +275,7 @@ def test_kernels_on_a_gpu_are_chosen_once(
     monkeypatch.setattr("mtkit.training.precision.has_triton", lambda: True)
     monkeypatch.setattr(precision_choice, "can_resume", lambda _: False)
     monkeypatch.setattr("mtkit.training.precision.best_precision", lambda _: "bfloat16")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: True)
     data, said = DataLoader(tiny(), prepared, 1024, World("cpu")), list[str]()
     recipe = tiny(training={"precision": "bfloat16"})
     given: list[Any] = [recipe, tmp_path / "run", None, data, Gpu(), said.append]
@@ -293,7 +293,7 @@ def test_kernels_are_not_measured_for_repeatable_results_and_several_gpus(
     monkeypatch.setattr("mtkit.training.precision.has_triton", lambda: True)
     monkeypatch.setattr(precision_choice, "can_resume", lambda _: False)
     monkeypatch.setattr("mtkit.training.precision.best_precision", lambda _: "bfloat16")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: True)
     world = Gpu()
     world.size = processes
     recipe = tiny(training={"precision": "bfloat16", "deterministic": deterministic})
