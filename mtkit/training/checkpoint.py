@@ -138,11 +138,14 @@ class Checkpoints:
         new one was written.
         """
         average = inside(self.folder, "average")
-        if average.is_dir() and (known := read_state(average)).get("judged_by") == self._fingerprint:
-            rank = sort_key(self._best_by, score, nll)
-            if sort_key(known.get("best_by", "bleu"), known["score"], known["nll"]) > rank:  # type: ignore[arg-type]
-                write_json(inside(average, "state.json"), {**known, "tried": updates})
-                return False
+        known = read_state(average) if average.is_dir() else None
+        if known is not None and known.get("judged_by") == self._fingerprint:
+            earlier, loss = known.get("score"), known.get("nll")
+            if earlier is not None and loss is not None:
+                before = sort_key(known.get("best_by", "bleu"), earlier, loss)
+                if before > sort_key(self._best_by, score, nll):
+                    write_json(inside(average, "state.json"), {**known, "tried": updates})
+                    return False
         state = {"update": updates[-1], "averaged": updates, "bleu": bleu, "nll": nll, "score": score}
         state |= {"best_by": self._best_by, "judged_by": self._fingerprint}
         write_checkpoint(average, {"model": weights}, state)
