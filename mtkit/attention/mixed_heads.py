@@ -95,8 +95,8 @@ class MixedHeads(Attention):
             for name, value in part.learned_numbers(inputs).items():
                 rows = value.new_full((self.site.heads, *value.shape[1:]), float("nan"))
                 names = [name, f"{name} ({type(part).__name__})", f"{name} (from head {first + 1} on)"]
-                free = next(each for each in names if each not in learned or learned[each].shape == rows.shape)
-                known = learned.setdefault(free, rows)
+                label = next(text for text in names if text not in learned or learned[text].shape == rows.shape)
+                known = learned.setdefault(label, rows)
                 known[first : first + part.site.heads] = _by_head(value, part.site.heads)
         return learned
 

@@ -33,7 +33,7 @@ class _Child:
 
 @dataclass
 class Children:
-    """Runs trials in child processes on this machine, and forwards SIGTERM and SIGINT to them."""
+    """Runs trials in child processes on this machine, and forwards SIGTERM, SIGINT and SIGHUP to them."""
 
     folder: Folder
     device: str

@@ -69,7 +69,7 @@ def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
 
 
 def _check_settings(study: Study, row: Mapping[str, Any], path: Path) -> None:
-    """Raises: MtkitError if a row of an entry of the study was trained with other settings."""
+    """Raises: MtkitError if the study has the row's entry with other settings."""
     for entry in study.entries:
         if entry.name == row["entry"]:
             expected = with_point(merged(study.base, entry.settings), row["point"])
