@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mtkit.errors import MtkitError, shown
+from mtkit.recording import recording
 
 
 def find_device(name: str = "auto") -> torch.device:
@@ -41,7 +42,12 @@ def check_default_type() -> None:
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Copy x from the CPU to a device, without waiting for the device."""
+    """Copy x from the CPU to a device, without waiting for the device.
+
+    Raises: RuntimeError in a recording, which would read x's memory again at each repetition.
+    """
+    if recording() is not None:
+        raise RuntimeError("a copy from the CPU cannot be recorded")
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 

@@ -201,6 +201,9 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def forget_peak() -> None:
-    """Reset the peak of main memory to the memory held now, if the system supports it (Linux)."""
+    """Reset the peaks of main memory, if the system supports it (Linux), and of the GPU to the memory held now."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):
         FORGET.write_text("5")  # proc(5): VmHWM becomes VmRSS

@@ -20,7 +20,7 @@ SHARED = [ATTENTION / "bases", ATTENTION / "kernels"]
 FAMILIES = sorted({file.parent for file in ATTENTION.glob("*/[!_]*.py")} - set(SHARED))
 MECHANISMS = sorted(file for family in FAMILIES for file in family.glob("[!_]*.py"))
 
-FOUNDATION = {"errors", "version", "process", "device", "memory", "terminal", "storage"}
+FOUNDATION = {"errors", "version", "process", "device", "memory", "terminal", "storage", "recording"}
 TEXT = FOUNDATION | {"recipe", "text"}
 MODEL = TEXT | {"attention", "model", "data"}
 TRAINING = MODEL | {"runs", "decoding", "evaluation", "training"}
@@ -29,7 +29,8 @@ BELOW = {
     "version": set(),
     "process": set(),
     "terminal": set(),
-    "device": {"errors"},
+    "recording": set(),
+    "device": {"errors", "recording"},
     "memory": {"errors"},
     "storage": {"errors", "terminal"},
     "recipe": FOUNDATION,

@@ -20,49 +20,17 @@ from mtkit.attention import State
 from mtkit.attention.states import reorder, tensors_of
 from mtkit.memory import is_oom
 from mtkit.model.network import Logits, Model
+from mtkit.recording import Graphs, Recorder, recorded
 
 STEPS = 64
 """Steps for which a state has room at least; later ones have room for as many steps as there were."""
-
-Recorder = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
-"""Records a computation without making it; returns its results' memory, and the function that fills it."""
-
-
-class Graphs:
-    """Records the computations of a model as CUDA graphs, which share memory: only one at a time may be in use.
-
-    Their results are in this memory, which is free again when nothing refers to `Graphs`, a graph or results any more.
-    """
-
-    def __init__(self) -> None:
-        torch.zeros(1, device="cuda")  # loads the kernel
-        self._first = torch.cuda.CUDAGraph()  # the memory lasts as long as a graph that has it
-        self._capture(self._first, lambda: torch.zeros(1, device="cuda"))
-
-    def __call__(self, compute: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """Record a computation; it must have been made before, which loads its kernels."""
-        graph = torch.cuda.CUDAGraph()
-        return self._capture(graph, compute, pool=self._first.pool()), graph.replay
-
-    def _capture(self, graph: torch.cuda.CUDAGraph, compute: Callable[[], Any], **pool: Any) -> Any:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            graph.capture_begin(**pool, capture_error_mode="thread_local")  # other threads may use the device
-            try:
-                results = compute()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(stream)
-        return results
-
 
 _GRAPHS: WeakKeyDictionary[Any, Graphs] = WeakKeyDictionary()
 
 
 def graphs_of(model: Model) -> Graphs:
     """Return the graphs of a model, which serves one call at a time; the same ones until `forget_graphs`."""
-    return _GRAPHS.get(model) or _GRAPHS.setdefault(model, Graphs())
+    return _GRAPHS.get(model) or _GRAPHS.setdefault(model, Graphs(next(model.parameters()).device))
 
 
 def forget_graphs(model: Model) -> None:
@@ -93,7 +61,7 @@ class Repeated:
         if self._run is None:
             self._inputs = tuple(x.contiguous() for x in inputs)
             try:
-                self._results, self._run = self._record(lambda: self._compute(*self._inputs))
+                self._results, self._run = recorded(self._record, lambda: self._compute(*self._inputs))
             except RuntimeError as error:
                 if is_oom(error):
                     raise

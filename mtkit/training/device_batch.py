@@ -12,7 +12,7 @@ from mtkit.data.batches import Batch
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """A batch on the device, for the model and the loss. N real target tokens."""
+    """A batch on the device, for the model and the loss. Its N target tokens are the real ones, or all B * T."""
 
     source: Tensor
     source_valid: Tensor | None
@@ -21,12 +21,14 @@ class DeviceBatch:
     """(B,), on the host: real source tokens of each segment; None without padding."""
     target_in: Tensor
     target_valid: Tensor | None
-    places: Tensor
-    """(N,): indices of the real target tokens in the flattened (B * T,) batch."""
+    places: Tensor | None
+    """(N,): indices of the target tokens in the flattened (B * T,) batch; None: all of them."""
     target: Tensor
     """(N,): the token to predict at each place."""
     width: int
     """T."""
+    real: Tensor | None = None
+    """(N,): True for real target tokens; None: all of them."""
     task: Tensor | None = None
     """(B,): the direction of each segment; None if there is only one."""
 
@@ -54,6 +56,27 @@ class DeviceBatch:
             task=None if batch.task is None else move(batch.task),
         )
 
+    @classmethod
+    def on_grid(cls, batch: Batch, device: torch.device) -> "DeviceBatch":
+        """Move a batch to the device with all its target tokens and masks: its shapes depend on the batch's only."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        target_valid = move(batch.target_valid)
+        return cls(
+            source=move(batch.source),
+            source_valid=move(batch.source_valid),
+            source_lengths=None,
+            target_in=move(batch.target_in),
+            target_valid=target_valid,
+            places=None,
+            target=move(batch.target_out).flatten(),
+            width=batch.target_in.shape[1],
+            real=target_valid.flatten(),
+            task=None if batch.task is None else move(batch.task),
+        )
+
     @property
     def inputs(self) -> dict[str, Any]:
         """The arguments of `Network.forward`."""
@@ -63,11 +86,13 @@ class DeviceBatch:
     @property
     def segments(self) -> Tensor:
         """(N,): the segment of each target token."""
-        return self.places // self.width
+        places = torch.arange(len(self.target), device=self.target.device) if self.places is None else self.places
+        return places // self.width
 
     def predicting(self, hidden: Tensor) -> Tensor:
-        """Return the vectors (N, D) of hidden (B, T, D) that predict the real target tokens."""
-        return hidden.flatten(0, 1).index_select(0, self.places)
+        """Return the vectors (N, D) of hidden (B, T, D) that predict the target tokens."""
+        rows = hidden.flatten(0, 1)
+        return rows if self.places is None else rows.index_select(0, self.places)
 
 
 class DeviceBatches:

@@ -49,38 +49,52 @@ class TokenLoss:
     nll: Tensor
     """(N,): the plain negative log-likelihood of each token, without a gradient. With R-Drop (2N,), the first pass's
     tokens before the second's."""
-    tokens: int
-    """N."""
+    tokens: int | Tensor
+    """N, or a scalar on the device: the real ones of them."""
     divergence: Tensor | float = 0.0
     """R-Drop's: the sum over tokens of half of KL(P || Q) + KL(Q || P), without a gradient."""
 
 
 def token_loss(
-    hidden: Tensor, weight: Tensor, target: Tensor, *, smoothing: float, chunk_rows: int | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    smoothing: float,
+    real: Tensor | None = None,
+    chunk_rows: int | None = None,
 ) -> TokenLoss:
     """Return the loss of predicting target (N,) from hidden (N, D) with logits hidden @ weight.T; weight (V, D).
 
-    Only rows of real tokens may be given. Under autocast the products run in autocast's type and all sums in float32;
-    otherwise everything runs in the type of `weight`. `chunk_rows`: rows of logits held at a time.
+    Rows where `real` (N,) is False do not count; without it all do. Under autocast the products run in autocast's type
+    and all sums in float32; otherwise everything runs in the type of `weight`. `chunk_rows`: rows of logits held at a
+    time.
     """
     chunk_rows = chunk_rows or _chunk_rows(hidden, len(weight))
     needs_gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     smoothed, nll = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, target, smoothing, chunk_rows, needs_gradients
+        hidden, weight, target, real, smoothing, chunk_rows, needs_gradients
     )
-    return TokenLoss(smoothed, nll, len(nll))
+    return TokenLoss(smoothed, nll, len(nll) if real is None else real.sum())
 
 
 def r_drop_loss(
-    hidden: Tensor, weight: Tensor, target: Tensor, *, smoothing: float, alpha: float, chunk_rows: int | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    smoothing: float,
+    alpha: float,
+    real: Tensor | None = None,
+    chunk_rows: int | None = None,
 ) -> TokenLoss:
     """Return the loss of predicting target (2N,), the same N tokens twice, from hidden (2N, D); weight (V, D).
 
-    Types as in `token_loss`. `chunk_rows`: tokens whose logits, two rows each, are held at a time.
+    Types and `real` (2N,) as in `token_loss`. `chunk_rows`: tokens whose logits, two rows each, are held at a time.
     """
     chunk_rows = chunk_rows or _chunk_rows(hidden, 2 * len(weight))
-    objective, nll, divergence = _ChunkedRDrop.apply(hidden, weight, target, smoothing, alpha, chunk_rows)  # type: ignore[no-untyped-call]
-    return TokenLoss(objective, nll, len(nll) // 2, divergence)
+    objective, nll, divergence = _ChunkedRDrop.apply(hidden, weight, target, real, smoothing, alpha, chunk_rows)  # type: ignore[no-untyped-call]
+    return TokenLoss(objective, nll, len(nll) // 2 if real is None else real.sum() // 2, divergence)
 
 
 def _chunk_rows(hidden: Tensor, elements: int) -> int:
@@ -99,11 +113,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float, chunk_rows: int, gradients: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        real: Tensor | None,
+        smoothing: float,
+        chunk_rows: int,
+        gradients: bool,
     ) -> tuple[Tensor, Tensor]:
         dtype = _product_type(weight)
         with torch.autocast(hidden.device.type, enabled=False):
-            states, gold = (padded(rows, min(STEP, chunk_rows)) for rows in (hidden, target))
+            states, gold = (padded(rows, min(STEP, chunk_rows)) for rows in (zeroed(hidden, real), target))
             # at least in float32: bfloat16 is too coarse for a sum over chunks
             wide = torch.promote_types(weight.dtype, torch.float32)
             trained = gradients and ctx.needs_input_grad[1]
@@ -115,8 +136,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if gradients and dtype != torch.float16 and runs_kernels(states, factor)
                 else _cross_entropy
             )
-            smoothed, nll = compute(states, factor, gold, len(hidden), smoothing, chunk_rows, for_hidden, for_weight)
-        ctx.save_for_backward(for_hidden, for_weight)  # freed as soon as backward has read them
+            smoothed, nll = compute(
+                states, factor, gold, len(hidden), real, smoothing, chunk_rows, for_hidden, for_weight
+            )
+        ctx.save_for_backward(for_hidden, for_weight, real)  # freed as soon as backward has read them
         ctx.dtype, ctx.rows = weight.dtype, len(hidden)
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
@@ -124,17 +147,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight = ctx.saved_tensors
+        hidden, weight, real = ctx.saved_tensors
         if weight is not None:
             weight = torch.mul(weight, upstream[0], out=torch.empty_like(weight, dtype=ctx.dtype))
-        return hidden[: ctx.rows] * upstream[0], weight, None, None, None, None
+        return zeroed(hidden[: ctx.rows], real) * upstream[0], weight, None, None, None, None, None
 
 
 def _cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
-    real: int,
+    rows: int,
+    real: Tensor | None,
     smoothing: float,
     chunk_rows: int,
     hidden_gradient: Tensor | None,
@@ -142,14 +166,15 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Both losses, chunk by chunk, all sums at least in float32; fills the gradients (N, D) and (V, D).
 
-    Rows from `real` on are zeros: they add nothing to the weight's gradient, and are left out of the losses.
+    Rows from `rows` on, and those that are not real, are zeros: they add nothing to the weight's gradient, and are left
+    out of the losses.
     """
-    rows, vocabulary, dtype = len(hidden), len(weight), weight.dtype
+    vocabulary, dtype = len(weight), weight.dtype
     wide = torch.promote_types(dtype, torch.float32)
-    nll = torch.empty(rows, dtype=wide, device=hidden.device)
+    nll = torch.empty(len(hidden), dtype=wide, device=hidden.device)
     above_mean = torch.empty_like(nll)  # the right piece's logit minus the mean of all
     mean_weight = weight.sum(0, dtype=wide) / vocabulary  # (D,); its product with a row is the mean of the row's logits
-    for first in range(0, rows, chunk_rows):
+    for first in range(0, len(hidden), chunk_rows):
         chunk = slice(first, first + chunk_rows)
         states, gold = hidden[chunk].to(dtype), target[chunk].unsqueeze(1)
         logits = product(states, weight.t())
@@ -171,15 +196,16 @@ def _cross_entropy(
         del logits, error  # their memory serves the next chunk
     if weight_gradient is not None:
         weight_gradient -= hidden.sum(0, dtype=wide) * (smoothing / vocabulary)
-    nll = nll[:real]
-    return nll.sum().add_(above_mean[:real].sum(), alpha=smoothing), nll
+    nll = zeroed(nll[:rows], real)
+    return nll.sum().add_(zeroed(above_mean[:rows], real).sum(), alpha=smoothing), nll
 
 
 def _cross_entropy_fused(
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
-    real: int,
+    rows: int,
+    real: Tensor | None,
     smoothing: float,
     chunk_rows: int,
     hidden_gradient: Tensor,
@@ -196,7 +222,7 @@ def _cross_entropy_fused(
         torch.mm(error, weight, out=hidden_gradient[chunk])
         if weight_gradient is not None:
             _add_product(weight_gradient, error.t(), states)
-    smoothed, nll = losses[:, :real]
+    smoothed, nll = (zeroed(part[:rows], real) for part in losses)
     return smoothed.sum(), nll
 
 
@@ -204,6 +230,11 @@ def padded(x: Tensor, step: int) -> Tensor:
     """x (N, ...) followed by zeros up to a multiple of `step` rows; x itself if it is one."""
     missing = -len(x) % step
     return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+
+
+def zeroed(x: Tensor, real: Tensor | None) -> Tensor:
+    """x (N, ...) with zeros in the rows where real (N,) is False; x itself without `real`."""
+    return x if real is None else torch.where(real.view(-1, *[1] * (x.dim() - 1)), x, 0.0)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -221,17 +252,25 @@ class _ChunkedRDrop(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float, alpha: float, chunk_rows: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        real: Tensor | None,
+        smoothing: float,
+        alpha: float,
+        chunk_rows: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = _product_type(weight)
         with torch.autocast(hidden.device.type, enabled=False):
             trained = ctx.needs_input_grad[1]
             step = min(STEP, chunk_rows)
-            sums = _RDropSums(hidden, weight.to(dtype), target, smoothing, alpha, step, trained=trained)
+            factor = weight.to(dtype)
+            sums = _RDropSums(zeroed(hidden, real), factor, target, real, smoothing, alpha, step, trained=trained)
             for first in range(0, sums.rows, chunk_rows):
                 sums.add(slice(first, first + chunk_rows))
             objective, nll, divergence = sums.losses()
-            ctx.save_for_backward(*sums.gradients())
+            ctx.save_for_backward(*sums.gradients(), real)
         ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(nll, divergence)
         return objective, nll, divergence
@@ -239,9 +278,9 @@ class _ChunkedRDrop(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight = ctx.saved_tensors
+        hidden, weight, real = ctx.saved_tensors
         weight_gradient = None if weight is None else (weight * upstream[0]).to(ctx.dtype)
-        return hidden * upstream[0], weight_gradient, None, None, None, None
+        return zeroed(hidden, real) * upstream[0], weight_gradient, None, None, None, None, None
 
 
 class _RDropSums:
@@ -255,6 +294,7 @@ class _RDropSums:
         hidden: Tensor,
         weight: Tensor,
         target: Tensor,
+        real: Tensor | None,
         smoothing: float,
         alpha: float,
         step: int,
@@ -262,9 +302,9 @@ class _RDropSums:
         trained: bool,
     ) -> None:
         """`trained`: whether the weight has a gradient."""
-        self._real, wide = len(hidden) // 2, torch.promote_types(weight.dtype, torch.float32)
+        self._tokens, self._real, wide = len(hidden) // 2, real, torch.promote_types(weight.dtype, torch.float32)
         self._hidden = torch.stack([padded(rows, step) for rows in hidden.detach().chunk(2)])
-        self._weight, self._target = weight, padded(target[: self._real], step)
+        self._weight, self._target = weight, padded(target[: self._tokens], step)
         self.rows = rows = len(self._target)
         self._smoothing, self._alpha, self._wide = smoothing, alpha, wide
         self._nll = torch.empty(2, rows, dtype=wide, device=hidden.device)
@@ -296,14 +336,16 @@ class _RDropSums:
 
     def losses(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the objective, the plain losses (2N,) and the divergence, once every chunk is added."""
-        nll, above_mean = self._nll[:, : self._real], self._above_mean[:, : self._real]
-        divergence = self._divergences[: self._real].sum() / 2
+        nll, above_mean = (
+            zeroed(rows[:, : self._tokens].flatten(), self._real) for rows in (self._nll, self._above_mean)
+        )
+        divergence = self._divergences[: self._tokens].sum() / 2  # rows of zeros have none
         smoothed = nll.sum().add_(above_mean.sum(), alpha=self._smoothing)
-        return smoothed / 2 + self._alpha / 2 * divergence, nll.flatten(), divergence
+        return smoothed / 2 + self._alpha / 2 * divergence, nll, divergence
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Return the objective's gradients for hidden (2N, D) and weight (V, D)."""
-        hidden = self._hidden_gradient[:, : self._real].flatten(0, 1).div_(2)
+        hidden = self._hidden_gradient[:, : self._tokens].flatten(0, 1).div_(2)
         if self._weight_gradient is None:
             return hidden, None
         states = self._hidden.sum((0, 1), dtype=self._wide)

@@ -37,12 +37,12 @@ class Objective:
 
     def __call__(self, model: Network, output: Output, batch: DeviceBatch, totals: Tensor) -> Tensor:
         """Return the objective of the model's `output` for a prepared batch; its measurements are added to `totals`."""
-        factors, target = model.factors(batch.predicting(output.hidden)), batch.target
+        factors, target, real = model.factors(batch.predicting(output.hidden)), batch.target, batch.real
         if self._alpha:
-            loss = r_drop_loss(*factors, target, smoothing=self._smoothing, alpha=self._alpha)
+            loss = r_drop_loss(*factors, target, smoothing=self._smoothing, alpha=self._alpha, real=real)
             totals[DIVERGENCE] += loss.divergence
         else:
-            loss = token_loss(*factors, target, smoothing=self._smoothing)
+            loss = token_loss(*factors, target, smoothing=self._smoothing, real=real)
         passes = 2 if self._alpha else 1
         objective = loss.objective
         measured = [loss.objective.detach(), loss.nll.sum() / passes]
@@ -53,7 +53,7 @@ class Objective:
             measured.append(extra.detach())
         totals[: len(measured)] += torch.stack(measured)
         if output.log_prob is not None:
-            sampled, reward = self.baseline.loss(output.log_prob.float(), loss.nll, batch.segments)
+            sampled, reward = self.baseline.loss(output.log_prob.float(), loss.nll, batch.segments, real)
             objective = objective + sampled / passes
             totals[REWARD] += reward.sum()
             totals[SEGMENTS] += len(reward)
@@ -63,7 +63,8 @@ class Objective:
 def doubled(batch: DeviceBatch) -> DeviceBatch:
     """Return the batch followed by itself: 2B segments and 2N places; `target` (2N,)."""
     fields: dict[str, Any] = {name: torch.cat([x, x]) for name, x in vars(batch).items() if isinstance(x, Tensor)}
-    fields["places"] = torch.cat([batch.places, batch.places + batch.target_in.numel()])
+    if batch.places is not None:
+        fields["places"] = torch.cat([batch.places, batch.places + batch.target_in.numel()])
     return replace(batch, **fields)
 
 
@@ -81,12 +82,13 @@ class Baseline:
         """`sums`: as `save` returned them."""
         self._sums = torch.tensor(sums, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
 
-    def loss(self, log_prob: Tensor, nll: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, log_prob: Tensor, nll: Tensor, segment: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the sum over segments of -(reward - baseline) * log_prob * tokens, and the rewards (B,).
 
-        log_prob (B,) of what was sampled; nll (N,) and segment (N,) of each target token.
+        log_prob (B,) of what was sampled; nll (N,) and segment (N,) of each target token; real (N,), None if all are.
         """
-        tokens = torch.zeros_like(log_prob).index_add(0, segment, torch.ones_like(nll, dtype=log_prob.dtype))
+        counted = torch.ones_like(nll, dtype=log_prob.dtype) if real is None else real.to(log_prob.dtype)
+        tokens = torch.zeros_like(log_prob).index_add(0, segment, counted)
         summed = torch.zeros_like(log_prob).index_add(0, segment, nll.to(log_prob.dtype))
         reward = -summed / tokens.clamp(min=1.0)
         advantage = (reward - self._mean(reward)).detach()

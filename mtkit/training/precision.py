@@ -99,12 +99,13 @@ LEAST_SCALE = 2.0**-10
 class Precision:
     """The precision of training: float32, or autocast in bfloat16 (`LowWeights`) or float16 (with a loss scale)."""
 
-    def __init__(self, setting: str, device: torch.device, *, kernels: bool = False) -> None:
-        """`setting` is `training.precision`; `kernels`: whether updates use kernels in Triton.
+    def __init__(self, setting: str, device: torch.device, *, kernels: bool = False, graphs: bool = False) -> None:
+        """`setting` is `training.precision`; `kernels`: whether updates use kernels in Triton; `graphs`: whether passes
+        over batches are repeated from CUDA graphs.
 
         Raises: RunError if the hardware does not support the precision.
         """
-        self.device, self.kernels = device, kernels
+        self.device, self.kernels, self.graphs = device, kernels, graphs
         self.name = best_precision(device) if setting == "auto" else setting
         if (
             self.name == "bfloat16"
@@ -120,7 +121,8 @@ class Precision:
         return autocast(self.device, None if self.name == "float32" else getattr(torch, self.name))
 
     def __str__(self) -> str:
-        return f"{self.name} with Triton" if self.kernels else self.name
+        ways = ["Triton"] * self.kernels + ["CUDA graphs"] * self.graphs
+        return " with ".join([self.name, " and ".join(ways)] if ways else [self.name])
 
     @property
     def lowers_weights(self) -> bool:
@@ -142,8 +144,10 @@ def update_precisions(setting: str, device: torch.device) -> list[Precision]:
     candidates = [Precision(setting, device)]
     if setting == "auto" and device.type == "cpu" and candidates[0].name != "float32":
         candidates.insert(0, Precision("float32", device))
-    if device.type == "cuda" and has_triton():
-        candidates.append(Precision(setting, device, kernels=True))
+    if device.type == "cuda":
+        if has_triton():
+            candidates.append(Precision(setting, device, kernels=True))
+        candidates.append(Precision(setting, device, kernels=candidates[-1].kernels, graphs=True))
     return candidates
 
 

@@ -1,23 +1,25 @@
-"""Choose how to compute updates by measuring them: float32 or bfloat16 on a CPU, Triton's kernels or not on a GPU.
+"""Choose how to compute updates by measuring them: float32 or bfloat16 on a CPU, Triton and CUDA graphs on a GPU.
 
 Before training begins, each candidate makes a few updates on a copy of the model, with batches of the run's data. The
 training is bit for bit the same as with the choice set. run.json records it, and a resumed run keeps it on any machine.
-Kernels in Triton take a GPU less time than PyTorch's, but a host may need longer to start them.
+Kernels in Triton take a GPU less time than PyTorch's, but a host may need longer to start them; CUDA graphs take it
+little time, but not every mechanism can be recorded. A candidate with graphs must give the gradient of the one without.
 """
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
 import torch
 
+from mtkit.errors import cut_words
 from mtkit.memory import OOM_ERRORS, forget_peak, is_oom
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume
-from mtkit.terminal import Say
+from mtkit.terminal import Say, quiet
 from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.precision import Precision, update_precisions
 from mtkit.training.run_folder import record
@@ -29,6 +31,9 @@ LIMIT, FIRST_LIMIT = 3.0, 12.0
 
 WIDTHS = 3
 """Batches of different widths that are measured."""
+
+SAME = 0.05
+"""Distance between gradients from CUDA graphs and computed ones, relative to their norm, that rounding explains."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +56,20 @@ class Faster:
 def resolve_precision(
     recipe: Recipe, folder: Path, model: Network, data: DataLoader, world: World, say: Say
 ) -> Precision:
-    """Choose the precision of the run in the folder, and whether Triton's kernels are used; the same in all processes.
+    """Choose the precision of the run in the folder, and whether Triton's kernels and CUDA graphs are used.
 
-    Measures it if the run is new, and all machines have a choice. Kernels are not used if `training.deterministic` is
-    set, or with several GPUs. A sharded model is not copied to measure it.
+    All processes return the same. It is measured if the run is new, and all machines have a choice. Neither kernels nor
+    graphs are used if `training.deterministic` is set, or with several GPUs. A sharded model is not copied to measure
+    it.
     """
     setting, about, device = recipe.training.precision, Run(folder).about, world.device
     if setting == "auto" and "precision" in about:
         setting = about["precision"]
     if "kernels" in about:
-        return Precision(setting, device, kernels=about["kernels"])
+        return Precision(setting, device, kernels=bool(about["kernels"]), graphs=bool(about.get("graphs")))
     candidates = update_precisions(setting, device)
+    if recipe.model.architecture == "rnn":  # whose kernels need the lengths of segments on the host
+        candidates = [candidate for candidate in candidates if not candidate.graphs]
     if device.type == "cuda" and (recipe.training.deterministic or world.size > 1):
         candidates = candidates[:1]
     (fewest,) = world.agree(-len(candidates))  # candidates of all machines
@@ -77,7 +85,8 @@ def resolve_precision(
             record(folder, "precision", chosen.name)
         if device.type == "cuda" and len(candidates) > 1:
             record(folder, "kernels", chosen.kernels)
-    return chosen
+            record(folder, "graphs", chosen.graphs)
+    return Precision(setting, device, kernels=chosen.kernels, graphs=chosen.graphs) if chosen.scaler else chosen
 
 
 def _measured(
@@ -85,18 +94,24 @@ def _measured(
 ) -> Precision:
     """Return the fastest candidate, or the first if the memory does not hold a copy of the model."""
     try:
-        choice = measure_precisions(recipe, model, data.samples(WIDTHS), world, candidates)
+        choice = measure_precisions(recipe, model, data.samples(WIDTHS), world, candidates, say)
     except OOM_ERRORS as error:
         if not is_oom(error) or world.size > 1:
             raise
         return candidates[0]
     forget_peak()  # reports compare the peak memory of training
-    say(str(choice))
+    if choice.other != choice.name:
+        say(str(choice))
     return next(precision for precision in candidates if str(precision) == choice.name)
 
 
 def measure_precisions(
-    recipe: Recipe, model: Network, batches: Sequence[UpdateBatches], world: World, candidates: Sequence[Precision]
+    recipe: Recipe,
+    model: Network,
+    batches: Sequence[UpdateBatches],
+    world: World,
+    candidates: Sequence[Precision],
+    say: Say = quiet,
 ) -> Faster:
     """Time updates of one batch each with each candidate; the model does not change.
 
@@ -107,7 +122,7 @@ def measure_precisions(
     choices = {str(precision): precision for precision in candidates}
     names, on_gpu = list(choices), world.device.type == "cuda"
     with torch.random.fork_rng([world.device] if on_gpu else []):
-        updater = Updater(deepcopy(model).train(), recipe, world, candidates[0])
+        updater = Updater(deepcopy(model).train(), recipe, world, candidates[0], say)
 
         def seconds(work: UpdateBatches, name: str, number: int) -> float:
             updater.precision, begin = choices[name], monotonic()
@@ -117,8 +132,22 @@ def measure_precisions(
             return world.agree(monotonic() - begin)[0]
 
         first, *others = batches
-        for name in names:
-            seconds(first, name, 1)
+        for name in list(names):
+            try:
+                seconds(first, name, 1)
+            except Exception as error:  # of Triton and its C compiler
+                if is_oom(error) or not choices[name].kernels:
+                    raise
+                say(f"without {name.removeprefix(choices[name].name + ' with ')}: {cut_words(str(error))}")
+                names.remove(name)
+        for name in [name for name in names if choices[name].graphs]:
+            for work in others:
+                seconds(work, name, 1)  # records it
+            if updater.recorded_shapes and not _same_gradient(updater, choices, name, others[-1]):
+                say("without CUDA graphs: their gradients are not those of computed passes")
+                names.remove(name)
+            elif not updater.recorded_shapes:
+                names.remove(name)
         places = range(len(others))
         times: dict[str, list[list[float]]] = {name: [[] for _ in places] for name in names}
         spent, turns = 0.0, 0
@@ -134,3 +163,25 @@ def measure_precisions(
     total = {name: sum(min(times[name][place]) for place in counted) for name in names}
     fastest, slowest = min(total, key=total.__getitem__), max(reversed(names), key=total.__getitem__)
     return Faster(fastest, slowest, total[slowest] / max(total[fastest], 1e-9), turns)
+
+
+def _same_gradient(updater: Updater, choices: dict[str, Precision], name: str, work: UpdateBatches) -> bool:
+    """Return whether passes over a recorded batch, with other tokens, have the gradient that computed passes have."""
+    batch, vocabulary = work.batches[0], len(updater.model.output_weight)
+    other = replace(
+        batch,
+        source=batch.source.flip(0),
+        source_valid=batch.source_valid.flip(0),
+        target_out=(batch.target_out + 1) % vocabulary,
+    )
+    computed = next(each for each in choices.values() if each.kernels == choices[name].kernels and not each.graphs)
+    gradients = []
+    for precision in (computed, computed, choices[name]):  # the first leaves the model's statistics as the second does
+        updater.precision = precision
+        updater.run(replace(work, batches=[other]), 2, rate=0.0, total_updates=2)
+        gradients.append([weight.grad.clone() for weight in updater.model.parameters() if weight.grad is not None])
+    _, wanted, found = gradients
+    if len(wanted) != len(found):
+        return False
+    difference = torch.nn.utils.get_total_norm(torch._foreach_sub(wanted, found))
+    return bool(difference <= SAME * torch.nn.utils.get_total_norm(wanted))

@@ -2,7 +2,8 @@
 
 `mtkit.training.update` seeds dropout, halves batches that the memory does not hold, and averages weights; `Objective`
 adds R-Drop and the attentions' losses; `GradientReduction` sums gradients over processes and shards the model;
-`Precision` holds autocast and loss scaling; `LowWeights` holds bfloat16 copies of the weights.
+`Precision` holds autocast and loss scaling; `LowWeights` holds bfloat16 copies of the weights; `RecordedPasses` repeats
+passes on a GPU.
 """
 
 from collections.abc import Callable
@@ -13,10 +14,11 @@ from torch import Tensor
 
 from mtkit.model.network import Network
 from mtkit.model.recomputed_norms import norms_recomputed
-from mtkit.training.device_batch import DeviceBatches
+from mtkit.training.device_batch import DeviceBatch, DeviceBatches
 from mtkit.training.objective import Objective
 from mtkit.training.optimization.gradient_reduction import GradientReduction
 from mtkit.training.optimization.optimizer import Optimizer, clip_gradients, take_step
+from mtkit.training.optimization.recorded_passes import RecordedPasses
 from mtkit.training.precision import Precision
 
 
@@ -42,23 +44,31 @@ def training_step(
     reduction: GradientReduction,
     precision: Precision,
     low_weights: Callable[[], AbstractContextManager[object]],
+    recorded: RecordedPasses | None,
     clip_norm: float,
     rate: float | None,
 ) -> StepResult | None:
     """Make an update by this process's batches; each token weighs one of the `tokens` of all batches and processes.
 
     Without a `rate` it only computes gradients: a dry run. `low_weights` is the context of each batch's passes.
+    `recorded` repeats passes from CUDA graphs.
     """
+
+    def passes(batch: DeviceBatch, tokens: Tensor | float, totals: Tensor, *, last: bool = False) -> None:
+        """A forward and backward pass; `last`: no other follows."""
+        batch = objective.prepare(batch)
+        with low_weights():
+            with precision.autocast(), norms_recomputed(precision.device):
+                loss = objective(model, model(**batch.inputs), batch, totals)
+            reduction.backward(precision.scaled(loss / tokens), last=last)
+
     totals = objective.new_totals()
     optimizer.zero_grad(set_to_none=True)
     for number, batch in enumerate(batches, start=1):
-        with low_weights():
-            with precision.autocast(), norms_recomputed(precision.device):
-                output = model(**batch.inputs)
-                loss = objective(model, output, batch, totals)
-            last = rate is not None and number == len(batches)
-            reduction.backward(precision.scaled(loss / tokens), last=last)
-        del batch, output, loss  # free their memory before the next pass
+        if recorded is not None and rate is not None:
+            recorded(passes, batch, tokens, totals)
+        else:
+            passes(batch, tokens, totals, last=rate is not None and number == len(batches))
     if rate is None:
         return None
     if not batches:

@@ -35,6 +35,7 @@ from mtkit.training.optimization.gradient_reduction import (
 )
 from mtkit.training.optimization.low_weights import LowWeights
 from mtkit.training.optimization.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
+from mtkit.training.optimization.recorded_passes import RecordedPasses
 from mtkit.training.optimization.schedule import peak_rate
 from mtkit.training.precision import Precision
 from mtkit.training.progress import Progress
@@ -69,6 +70,7 @@ class Updater:
         """The largest batch (`Batch.size`) that is expected to fit in memory, once a batch did not."""
         self._say = say
         self._recipe, self._settings = recipe, recipe.training
+        self._recorded: RecordedPasses | None = None
         self._sums = torch.zeros(8, device=world.device)
         self._failed = torch.zeros((), dtype=torch.int64, device=world.device)
         self._check_memory()
@@ -106,6 +108,11 @@ class Updater:
         del moments
         self.optimizer.zero_grad(set_to_none=True)
         self._restore_buffers(buffers)
+
+    @property
+    def recorded_shapes(self) -> int:
+        """The number of shapes of batches whose passes are repeated from CUDA graphs."""
+        return 0 if self._recorded is None else self._recorded.shapes
 
     def first_failed(self) -> int | None:
         """Return the first update whose loss or gradient was not finite, or None. Waits for the device."""
@@ -194,6 +201,10 @@ class Updater:
         lowers = self.precision.lowers_weights and isinstance(self._reduction, FlatReduction)
         if lowers:
             self.low_weights.refresh()
+        if self.precision.graphs and self._recorded is None:
+            self._recorded = RecordedPasses(
+                [parameter for parameter in self.model.parameters() if parameter.requires_grad], self._say
+            )
         while True:
             seed_generators(self._recipe.seed, number, self.world.rank)
             parts = DeviceBatches([*self._halved(batches)], self._load)
@@ -208,6 +219,7 @@ class Updater:
                         reduction=self._reduction,
                         precision=self.precision,
                         low_weights=self.low_weights.in_place if lowers else nullcontext,
+                        recorded=self._recorded if self.precision.graphs else None,
                         clip_norm=self._settings.clip_norm,
                         rate=rate,
                     )
@@ -221,7 +233,7 @@ class Updater:
             self._restore_buffers(buffers)
 
     def _load(self, batch: Batch) -> DeviceBatch:
-        return self.objective.prepare(DeviceBatch.of(batch, self.world.device))
+        return (DeviceBatch.on_grid if self.precision.graphs else DeviceBatch.of)(batch, self.world.device)
 
     def _halved(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         """Yield the batches, halved until each is expected to fit in memory; a single segment is not halved."""
@@ -234,10 +246,11 @@ class Updater:
     def _blank_objective(self) -> Tensor:
         """Return an objective of weight 0, for a process without rows: sharded layers communicate in their passes."""
         buffers = self._copy_buffers()
-        batch = self._load(blank_batch(several_directions=len(self._recipe.data.directions) > 1))
+        batch = blank_batch(several_directions=len(self._recipe.data.directions) > 1)
+        loaded = self.objective.prepare(self._load(batch))
         with self.precision.autocast():
-            output = self.model(**batch.inputs)
-            objective = self.objective(self.model, output, batch, self.objective.new_totals())
+            output = self.model(**loaded.inputs)
+            objective = self.objective(self.model, output, loaded, self.objective.new_totals())
         self._restore_buffers(buffers)
         return objective / math.inf
 

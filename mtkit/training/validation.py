@@ -244,7 +244,7 @@ def validation_loss(model: Network, recipe: Recipe, prepared: Prepared, precisio
         with precision.autocast():
             hidden = batch.predicting(model(**batch.inputs).hidden)
             loss = token_loss(*model.factors(hidden), batch.target, smoothing=0.0)
-        return loss.nll.sum(), loss.tokens
+        return loss.nll.sum(), len(loss.nll)
 
     total, tokens = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device), 0
     batches = plan(side, batch_tokens=recipe.training.batch_tokens, max_length=longest, seed=0, epoch=0)

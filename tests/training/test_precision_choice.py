@@ -260,7 +260,7 @@ class Gpu:
         return values
 
 
-@pytest.mark.parametrize("faster", ["bfloat16", "bfloat16 with Triton"])
+@pytest.mark.parametrize("faster", ["bfloat16", "bfloat16 with Triton", "bfloat16 with Triton and CUDA graphs"])
 def test_kernels_on_a_gpu_are_chosen_once(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: str
 ) -> None:
@@ -268,7 +268,7 @@ def test_kernels_on_a_gpu_are_chosen_once(
     measured: list[list[str]] = []
 
     def measure(*given: Any) -> precision_choice.Faster:
-        measured.append([str(way) for way in given[-1]])
+        measured.append([str(way) for way in given[4]])
         return precision_choice.Faster(faster, "other", 1.5, 4)
 
     monkeypatch.setattr(precision_choice, "measure_precisions", measure)
@@ -280,8 +280,9 @@ def test_kernels_on_a_gpu_are_chosen_once(
     recipe = tiny(training={"precision": "bfloat16"})
     given: list[Any] = [recipe, tmp_path / "run", None, data, Gpu(), said.append]
     chosen = [precision_choice.resolve_precision(*given) for _ in range(2)]
-    assert [(way.name, way.kernels) for way in chosen] == [("bfloat16", faster != "bfloat16")] * 2
-    assert measured == [["bfloat16", "bfloat16 with Triton"]]
+    wanted = ("bfloat16", faster != "bfloat16", "graphs" in faster)
+    assert [(way.name, way.kernels, way.graphs) for way in chosen] == [wanted] * 2
+    assert measured == [["bfloat16", "bfloat16 with Triton", "bfloat16 with Triton and CUDA graphs"]]
     assert len(said) == 1
 
 

@@ -5,7 +5,6 @@ and the backward pass computes them again.
 """
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from mtkit.attention.kernels.chosen_blocks import FORCED, best_blocks
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.tiled_softmax import FAR, LOG2, Tile, TileProvider, attend_blocks, scores_at_once
 from mtkit.device import to_device
+from mtkit.recording import kept
 
 TOGETHER = 8
 """Selected blocks whose importance is one product."""
@@ -69,8 +69,7 @@ class BlockChoice(NamedTuple):
         return -(-blocks // TOGETHER) * TOGETHER * (self.size // self.spans.stride)
 
 
-@lru_cache(maxsize=16)
-@torch.inference_mode(False)  # what is kept here serves training too
+@kept(16)
 def _in_common(inside: int, of_block: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return how many strides the compressed blocks and the blocks of a group share, (TOGETHER * inside, TOGETHER)."""
     compressed, first = torch.arange(TOGETHER * inside).unsqueeze(-1), torch.arange(TOGETHER) * inside

@@ -4,7 +4,6 @@ Scores and softmax are computed in float32 at least. A query that sees no key ge
 padding.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from mtkit.attention.kernels.cached_rows import attend_cached, cached_is_faster,
 from mtkit.attention.kernels.fused import fused_attention, hides_all_keys, padding_bias
 from mtkit.attention.kernels.gpu.short import attend_short, attends_short
 from mtkit.attention.slots import Placed, Positions
+from mtkit.recording import kept
 
 FEW = 15
 """Keys up to which a core reads a sequence faster row by row than by the fused kernel, which takes 16 at a time, in
@@ -253,8 +253,7 @@ def position_of(count: int | Tensor, device: torch.device) -> Tensor:
     return count[0, :1] if isinstance(count, Tensor) else numbers(count, count + 1, device)
 
 
-@lru_cache(maxsize=8)
-@torch.inference_mode(False)  # the kept tensor also serves training
+@kept(8)
 def _kept_numbers(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device)
 

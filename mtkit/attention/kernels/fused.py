@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from mtkit.recording import recording
+
 LEAST = 16
 """Keys there are at least, the missing ones hidden: PyTorch's softmax over fewer takes several times as long."""
 
@@ -126,8 +128,8 @@ def hides_all_keys(q: Tensor) -> bool:
 ALIGNED = 16
 """Numbers between rows of a mask, at least: CUDA's kernel for attention with a mask copies a mask of other rows."""
 
-_latest: list[Any] = [lambda: None, None]
-"""The `padding_bias` made last: a reference to its `valid`, its version and the type; the result."""
+_latest: list[Any] = [lambda: None, None, None, None]
+"""The `padding_bias` made last: a reference to its `valid`; its version and the type; the recording; the result."""
 
 
 @torch.inference_mode(False)  # the kept tensor also serves training
@@ -137,16 +139,16 @@ def padding_bias(valid: Tensor, dtype: torch.dtype) -> Tensor:
     All layers that read the same padding share one, made by the first of them: to make it takes a GPU longer than to
     read it.
     """
-    latest_valid, *state, bias = _latest
-    # a CUDA graph would read the result of another one, and a tensor of inference mode does not know its changes
-    reusable = not (valid.is_inference() or (valid.is_cuda and torch.cuda.is_current_stream_capturing()))
-    if reusable and latest_valid() is valid and state == [valid._version, dtype]:
+    latest_valid, state, of_recording, bias = _latest
+    # a tensor of inference mode does not know its changes, and what is recorded is not computed yet
+    shareable = not valid.is_inference()
+    if shareable and latest_valid() is valid and of_recording is recording() and state == (valid._version, dtype):
         return bias
     length = valid.shape[1]
     bias = torch.full((len(valid), 1, 1, -(-length // ALIGNED) * ALIGNED), -torch.inf, dtype=dtype, device=valid.device)
     bias = bias[..., :length].masked_fill_(valid[:, None, None], 0.0)
-    if reusable:
-        _latest[:] = ref(valid), valid._version, dtype, bias
+    if shareable:
+        _latest[:] = ref(valid), (valid._version, dtype), recording(), bias
     return bias
 
 

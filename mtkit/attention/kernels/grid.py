@@ -6,7 +6,6 @@ several neighbours if blocks are small, or a part of one if they are large.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.kernels.listed import Lists
 from mtkit.attention.kernels.pattern import Pattern
+from mtkit.recording import kept
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,7 @@ class GridLayout:
         return Lists(j.clamp(max=self.length - 1), (~seen).to(torch.uint8))
 
 
-@lru_cache(maxsize=4)  # takes one byte per listed pair
-@torch.inference_mode(False)  # what is kept here serves training too
+@kept(4)  # takes one byte per listed pair
 def grid_lists(grid: Grid, length: int, causal: bool, device: torch.device) -> tuple[GridLayout, Lists]:
     """The layout and the lists of `length` queries, a function of only the arguments, so that all layers share one."""
     layout = GridLayout(grid, length)

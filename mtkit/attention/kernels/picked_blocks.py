@@ -5,7 +5,6 @@ layout but a list of their numbers.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from mtkit.attention.kernels.tiled_softmax import (
     scores_at_once,
 )
 from mtkit.device import to_device
+from mtkit.recording import kept
 
 
 def block_size(pattern: Pattern) -> int | None:
@@ -45,8 +45,7 @@ def _in_blocks(member: Pattern, size: int) -> bool:
     return isinstance(member, Rows | LastRows) or (isinstance(member, Columns) and member.count % size == 0)
 
 
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)  # what is kept here serves training too
+@kept(64)
 def keys_of_block(pattern: Pattern, size: int, block: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
     """The keys that causal queries of a block see, for steps; None if these are all up to the query's own.
 

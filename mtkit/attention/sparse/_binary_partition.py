@@ -10,13 +10,13 @@ Neighbours see nearly the same nodes, so that a list of few nodes serves a block
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from mtkit.attention.kernels.listed import Lists, smallest_type
+from mtkit.recording import kept
 
 Number = TypeVar("Number", int, Tensor)
 BLOCK = 32
@@ -124,8 +124,7 @@ def label_of(walked: Number, slot: Number, right: bool, k: int, clip: int) -> Nu
     return (2 * k + 1) * level + 2 * slot + 1 + right
 
 
-@lru_cache(maxsize=4)  # one to four bytes for each listed pair
-@torch.inference_mode(False)  # training uses the cached tensors too
+@kept(4)  # one to four bytes for each listed pair
 def token_lists(length: int, k: int, clip: int, causal: bool, device: torch.device) -> Lists:
     """List the nodes that each block of tokens reads, numbered level by level, with `label_of` each pair.
 

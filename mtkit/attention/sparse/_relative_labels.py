@@ -3,12 +3,11 @@
 `token_lists` has the labels of all pairs that tokens see.
 """
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor, nn
 
 from mtkit.attention.kernels.listed import Lists, smallest_type
+from mtkit.recording import kept
 
 SHORTEST_BLOCK, LONGEST_BLOCK = 16, 64
 """Tokens that share a list of keys: longer blocks waste products, shorter ones copies of keys."""
@@ -60,8 +59,7 @@ def distance_label(distance: Tensor, clip: int) -> Tensor:
     return torch.where(distance < 0, clip - distance, distance)
 
 
-@lru_cache(maxsize=4)  # one to four bytes for each listed pair
-@torch.inference_mode(False)  # training uses the cached tensors too
+@kept(4)  # one to four bytes for each listed pair
 def token_lists(
     length: int, nodes: int, radius: int, members: int, *, clip: int, hard: bool, device: torch.device
 ) -> Lists:
