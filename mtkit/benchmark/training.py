@@ -1,6 +1,6 @@
 """Benchmark of training speed: programs, attentions and precisions on the same batches, in turns, in one process."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from mtkit.model.sublayers import forget_pools
 from mtkit.recipe import Recipe
 from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.objective import LOSS
+from mtkit.training.optimization.recorded_passes import can_be_recorded
 from mtkit.training.optimization.schedule import build_schedule
 from mtkit.training.precision import Precision, fast_and_repeatable, update_precisions
 from mtkit.training.update import Updater
@@ -102,14 +103,13 @@ def own_trainers(
 
     Raises: as `OwnTrainer`.
     """
-    different = {
-        str(precision): precision for name in precisions for precision in update_precisions(name, world.device)
-    }
-    return [
-        OwnTrainer(recipe, prepared, world, precision, name)
-        for name, recipe in recipes
-        for precision in different.values()
-    ]
+
+    def ways(recipe: Recipe) -> Iterable[Precision]:  # each has a loss scale of its own
+        graphs = can_be_recorded(recipe.model)
+        found = [way for name in precisions for way in update_precisions(name, world.device, graphs=graphs)]
+        return {str(way): way for way in found}.values()
+
+    return [OwnTrainer(recipe, prepared, world, way, name) for name, recipe in recipes for way in ways(recipe)]
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,8 @@ class StepGraphs:
         Such a state is under "shared", which `reorder` does not change. It changes "order" (B, N), the hypotheses that
         the present ones continue, by which the recorded step reorders the state.
         """
-        steps, room = state["steps"], state.get("room", 0)
+        steps = state["steps"]
+        room = state["room"] if state.get("hypotheses") == token.shape[1] else 0
         if not room:
             inner = state["of"] if "of" in state else _reordered(state["shared"], state["order"])
             room, fixed = max(STEPS, steps), None
@@ -133,7 +134,7 @@ class StepGraphs:
         compute = partial(self._step_in_place, shared, need_weights)
         logits, weights = self._repeat(("step", need_weights), compute, token, order)
         order = torch.arange(token.shape[1], device=token.device).expand_as(token)
-        after = {"shared": shared, "order": order, "steps": steps + 1, "room": room - 1}
+        after = {"shared": shared, "order": order, "steps": steps + 1, "room": room - 1, "hypotheses": token.shape[1]}
         return replace(logits, repeat=self._repeat), after, weights
 
     def _step_in_place(

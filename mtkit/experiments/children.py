@@ -100,7 +100,7 @@ class Children:
 
     def _device_of(self, slot: int) -> dict[str, str]:
         """Return the environment that gives each slot a GPU of its own, if there are several."""
-        if self.slots == 1 or not self.device.startswith("cuda"):
+        if self.slots == 1 or self.device != "cuda":
             return {}
         import torch
 

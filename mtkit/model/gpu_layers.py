@@ -125,9 +125,9 @@ def _normed(
     x: Tensor, branch: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float, share: float
 ) -> tuple[Tensor, Tensor | None]:
     """LN(x + dropout(branch + shift)) for shift (D,), and the seed of dropout."""
-    # drawn on the device, so that the host need not wait, and a CUDA graph draws another one each time
-    seed = torch.randint(2**62, (1,), device=x.device) if share else None
     rows, how, out = x.numel() // x.shape[-1], _constants(x.shape[-1], share, shift is not None), torch.empty_like(x)
+    # drawn on the device, so that the host need not wait, and a CUDA graph draws another one each time
+    seed = torch.randint(2**62, (1,), device=x.device) if how["DROPPED"] else None
     _run("add_and_norm", (-(-rows // how["ROWS"]),), x, branch, shift, weight, bias, seed, out, rows, eps, **how)
     return out, seed
 

@@ -67,10 +67,10 @@ def fast_and_repeatable(device: torch.device, *, deterministic: bool = False) ->
         if not deterministic or "use_deterministic_algorithms" not in str(error):
             raise
         reason = " ".join(str(error).partition(", but you set")[0].split())
-        raise RunError(
-            f"training cannot be deterministic on {device.type}: {reason}; "
-            "set training.deterministic: false, or choose other attentions"
-        ) from error
+        advice = "set training.deterministic: false, or choose other attentions"
+        if WORKSPACES in str(error):
+            reason, advice = "this process has multiplied on the GPU without it before", "train in a new process"
+        raise RunError(f"training cannot be deterministic on {device.type}: {reason}; {advice}") from error
     finally:
         torch.set_flush_denormal(flushing)
         if device.type == "cuda":  # the call imports PyTorch's compiler
@@ -139,15 +139,19 @@ class Precision:
         return objective if self.scaler is None else self.scaler.scale(objective)
 
 
-def update_precisions(setting: str, device: torch.device) -> list[Precision]:
-    """Return the ways to compute updates on this device with this `training.precision`; the fastest is chosen."""
+def update_precisions(setting: str, device: torch.device, *, graphs: bool = True) -> list[Precision]:
+    """Return the ways to compute updates on this device with this `training.precision`; the fastest is chosen.
+
+    `graphs`: whether the model's passes can be repeated from CUDA graphs.
+    """
     candidates = [Precision(setting, device)]
     if setting == "auto" and device.type == "cpu" and candidates[0].name != "float32":
         candidates.insert(0, Precision("float32", device))
     if device.type == "cuda":
         if has_triton():
             candidates.append(Precision(setting, device, kernels=True))
-        candidates.append(Precision(setting, device, kernels=candidates[-1].kernels, graphs=True))
+        if graphs:
+            candidates.append(Precision(setting, device, kernels=candidates[-1].kernels, graphs=True))
     return candidates
 
 

@@ -21,6 +21,7 @@ from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume
 from mtkit.terminal import Say, quiet
 from mtkit.training.data_loader import DataLoader, UpdateBatches
+from mtkit.training.optimization.recorded_passes import can_be_recorded
 from mtkit.training.precision import Precision, update_precisions
 from mtkit.training.run_folder import record
 from mtkit.training.update import Updater
@@ -67,9 +68,7 @@ def resolve_precision(
         setting = about["precision"]
     if "kernels" in about:
         return Precision(setting, device, kernels=bool(about["kernels"]), graphs=bool(about.get("graphs")))
-    candidates = update_precisions(setting, device)
-    if recipe.model.architecture == "rnn":  # whose kernels need the lengths of segments on the host
-        candidates = [candidate for candidate in candidates if not candidate.graphs]
+    candidates = update_precisions(setting, device, graphs=can_be_recorded(recipe.model))
     if device.type == "cuda" and (recipe.training.deterministic or world.size > 1):
         candidates = candidates[:1]
     (fewest,) = world.agree(-len(candidates))  # candidates of all machines

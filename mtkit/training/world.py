@@ -120,6 +120,8 @@ class World:
             # before any allocation, which would otherwise be on the first GPU
             torch.cuda.set_device(torch.device(device))
         self.device = find_device(device)
+        if self.device.type == "cuda" and self.device.index is not None:
+            torch.cuda.set_device(self.device)  # Triton's kernels run there only
         self._closed: WeakSet[Closed] = WeakSet()
 
     def __enter__(self) -> Self:

@@ -134,3 +134,12 @@ def test_short_memory_ends_a_recording() -> None:
 
     with pytest.raises(MtkitError, match="memory"):
         searched(network(), batch([20, 12]), refuse, method="greedy")
+
+
+def test_a_beam_may_be_wider_than_the_vocabulary() -> None:
+    """The first step has as many hypotheses as there are pieces, the next ones the whole beam."""
+    model, recorder = network(), Recorder()
+    given = batch([20, 12])
+    wanted, found = (searched(model, given, each, method="beam", beam=VOCABULARY + 4) for each in (None, recorder))
+    assert torch.equal(found.pieces, wanted.pieces)
+    assert recorder.repeated["step"] > 5

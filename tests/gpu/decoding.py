@@ -76,4 +76,8 @@ def _low(setup: Setup, run: Run, dtype: str, lines: list[str]) -> Result:
     here = _translated(run, "cpu", "greedy", lines)
     there = _translated(run, setup.device, "greedy", lines, getattr(torch, dtype))
     equal = sum(one.pieces == other.pieces for one, other in zip(here, there, strict=True))
-    return {"ok": len(there) == len(lines), "equal": equal, "of": len(lines)}
+    return {
+        "ok": len(there) == len(lines) and (setup.tiny or equal >= 0.8 * len(lines)),
+        "equal": equal,
+        "of": len(lines),
+    }

@@ -15,7 +15,7 @@ from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.training.data_loader import DataLoader
-from mtkit.training.precision import fast_and_repeatable, update_precisions
+from mtkit.training.precision import Precision, fast_and_repeatable
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.gpu.check import Result, Setup, guarded
@@ -58,28 +58,31 @@ def _recipe(setup: Setup, preset: str, tokens: int) -> Recipe:
 
 
 PROFILES = {
-    "base": ("base", 0, False),
-    "base with Triton": ("base", -1, False),
-    "base, cuDNN attention": ("base", 0, True),
-    "big": ("big", 0, False),
-    "big with Triton": ("big", -1, False),
+    "base": ("base", False, False),
+    "base with Triton": ("base", True, False),
+    "base with CUDA graphs": ("base", False, True),
+    "base with Triton and CUDA graphs": ("base", True, True),
+    "big with Triton": ("big", True, False),
+    "big with Triton and CUDA graphs": ("big", True, True),
 }
-"""Preset, which of the `update_precisions` in bfloat16, whether with cuDNN's attention."""
+"""Preset, whether with Triton's kernels, whether with CUDA graphs; in bfloat16."""
 
 
 def update_profile(setup: Setup) -> Iterator[Result]:
     """Kernels of an update, the time that the host needs to start them, and the time of shapes that are new."""
-    for name, (preset, way, cudnn) in PROFILES.items():
+    for name, (preset, kernels, graphs) in PROFILES.items():
+        if graphs and setup.device == "cpu":
+            continue
         size = "tiny" if setup.tiny else preset
-        yield guarded(f"profile {name}", lambda s=size, w=way, c=cudnn: _profile(setup, s, w, c))
+        yield guarded(f"profile {name}", lambda s=size, k=kernels, g=graphs: _profile(setup, s, k, g))
 
 
-def _profile(setup: Setup, preset: str, way: int, cudnn: bool) -> Result:
+def _profile(setup: Setup, preset: str, kernels: bool, graphs: bool) -> Result:
     prepared, recipe = news(setup), _recipe(setup, preset, 25_000)
     with World(setup.device) as world, fast_and_repeatable(world.device):
-        torch.backends.cuda.enable_cudnn_sdp(cudnn)
-        chosen = update_precisions("bfloat16", world.device)[way]
-        updater = Updater(model_of(recipe, prepared, setup.device), recipe, world, chosen)
+        chosen = Precision("bfloat16", world.device, kernels=kernels, graphs=graphs)
+        said = list[str]()
+        updater = Updater(model_of(recipe, prepared, setup.device), recipe, world, chosen, said.append)
         loader = DataLoader(recipe, prepared, 256, world).updates(0, 0)
         work = [next(loader) for _ in range(3 if setup.tiny else 20)]
         loader.close()
@@ -113,6 +116,9 @@ def _profile(setup: Setup, preset: str, way: int, cudnn: bool) -> Result:
         "ms_per_update_of_new_shape": round(1000 * times[0] / updates, 2),
         "host_ms_per_update": round(1000 * host / updates, 2),
         "device_ms_per_update": round(busy / 5000, 2),
+        "recorded_shapes": updater.recorded_shapes,
+        "memory_GiB": round(torch.cuda.max_memory_reserved() / 2**30, 2) if setup.device == "cuda" else None,
+        "said": said,
         "kernels_per_update": sum(each.count for each in of_device) / 5,
         "kernels": [
             [each.key[:70], each.count / 5, round(each.self_device_time_total / 5000, 2)] for each in of_device[:16]
@@ -125,7 +131,7 @@ def training_speed(setup: Setup) -> Iterator[Result]:
     """`mtkit benchmark train` of base and big, Hugging Face beside it."""
     preset, tokens = (("base", "25000"), ("big", "25000"))[setup.shard[0]]
     sizes = ["--batch-tokens", "400", "--updates", "2", "--warmup", "3"] if setup.tiny else ["--batch-tokens", tokens]
-    sizes += [] if setup.tiny else ["--updates", "40", "--warmup", "15"]
+    sizes += [] if setup.tiny else ["--updates", "100", "--warmup", "200"]
     with TemporaryDirectory() as folder:
         yield from _command(
             f"training {preset}", "benchmark", "train", "--preset", "tiny" if setup.tiny else preset,

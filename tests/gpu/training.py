@@ -15,7 +15,6 @@ from mtkit.attention import mechanisms
 from mtkit.data.batches import make_batch
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, make_recipe, merged
@@ -25,6 +24,7 @@ from mtkit.training import loop
 from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.data_loader import DataLoader, UpdateBatches, count_tokens
 from mtkit.training.metrics import read_metrics
+from mtkit.training.optimization.recorded_passes import can_be_recorded
 from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, update_precisions
 from mtkit.training.train import train
 from mtkit.training.update import Updater
@@ -99,18 +99,24 @@ def distance(one: Tensor, other: Tensor) -> float:
     return ((one - other).norm() / other.norm().clamp_min(1e-30)).item()
 
 
-def train_with_kernels(recipe: Recipe, prepared: Prepared, folder: Path, device: str) -> None:
-    """Train; with Triton's kernels if the device has them, whether these are faster here or not."""
+def ways(recipe: Recipe, precision: str, device: str) -> dict[str, Precision]:
+    """The ways to compute updates of this recipe on the device, by name, whether they are faster here or not."""
+    graphs = can_be_recorded(recipe.model)
+    return {str(way): way for way in update_precisions(precision, torch.device(device), graphs=graphs)}
 
-    def last_way(recipe: Recipe, folder: Path, model: Network, data: DataLoader, world: World, say: Say) -> Precision:
-        return update_precisions(recipe.training.precision, world.device)[-1]
 
-    with patch.object(loop, "resolve_precision", last_way):
+def train_in_one_way(recipe: Recipe, prepared: Prepared, folder: Path, device: str, number: int) -> None:
+    """Train in the first (0) of the `ways`, which is PyTorch's, or in the last one (-1)."""
+
+    def resolved(recipe: Recipe, folder: Path, model: Network, data: DataLoader, world: World, say: Say) -> Precision:
+        return list(ways(recipe, recipe.training.precision, device).values())[number]
+
+    with patch.object(loop, "resolve_precision", resolved):
         train(recipe, prepared, folder, command=[], device=device)
 
 
 def learning(setup: Setup) -> Iterator[Result]:
-    """200 updates in each precision with each optimiser: the loss must be float32's within 2%."""
+    """200 updates in the last way of each precision with each optimiser: the loss is float32's of PyTorch within 2%."""
     prepared, updates = builtin(setup), 4 if setup.tiny else 200
     cases = [(name, optimizer) for name in ("float32", "bfloat16", "float16") for optimizer in ("adamw", "muon")]
     for precision, optimizer in own(setup, cases):
@@ -126,7 +132,7 @@ def learning(setup: Setup) -> Iterator[Result]:
                     where = Path(folder) / name
                     if not where.exists():
                         recipe = small(training=settings)
-                        train_with_kernels(recipe, prepared, where, setup.device)
+                        train_in_one_way(recipe, prepared, where, setup.device, 0 if name == "float32" else -1)
                     rows = list(read_metrics(where / "metrics.jsonl"))
                     losses[name] = [row["loss"] for row in rows if row["kind"] == "train"]
                     losses[name] += [row["nll"] for row in rows if row["kind"] == "validation"]
@@ -153,26 +159,32 @@ GRADIENT_CASES: dict[str, dict[str, Any]] = {
 def gradients(setup: Setup) -> Iterator[Result]:
     """The gradient of one update on the device, and on the CPU in float32."""
     prepared = builtin(setup)
-    cases = [*((name, "float32") for name in GRADIENT_CASES), ("post", "bfloat16")]
-    for name, precision in own(setup, cases):
+    recipes = {name: small(**groups) for name, groups in GRADIENT_CASES.items()}
+    kinds = [*((name, "float32") for name in GRADIENT_CASES), ("post", "bfloat16")]
+    cases = [
+        (name, way)
+        for name, precision in kinds
+        for way in ways(recipes[name], precision, setup.device).values()
+        if not way.graphs
+    ]
+    for name, way in own(setup, cases):
 
-        def compute(name: str = name, precision: str = precision) -> Result:
-            recipe = small(**GRADIENT_CASES[name])
-            wanted = _gradients(recipe, prepared, "cpu", "float32")
-            found = _gradients(recipe, prepared, setup.device, precision)
+        def compute(name: str = name, way: Precision = way) -> Result:
+            wanted = _gradients(recipes[name], prepared, "cpu", Precision("float32", torch.device("cpu")))
+            found = _gradients(recipes[name], prepared, setup.device, way)
             keys = [key for key in wanted if not key.endswith("k_proj.bias")]  # zero but for rounding
             apart = {key: distance(found[key], wanted[key]) for key in keys}
             worst = max(apart, key=apart.__getitem__)
-            limit = 1e-3 if precision == "float32" else 0.1
+            limit = 1e-3 if way.name == "float32" else 0.1
             return {"ok": apart[worst] < limit, "worst": worst, "apart": apart[worst]}
 
-        yield guarded(f"gradients {name} {precision}", compute)
+        yield guarded(f"gradients {name} {way}", compute)
 
 
-def _gradients(recipe: Recipe, prepared: Prepared, device: str, precision: str) -> dict[str, Tensor]:
+def _gradients(recipe: Recipe, prepared: Prepared, device: str, way: Precision) -> dict[str, Tensor]:
     model = model_of(recipe, prepared, device)
     with World(device) as world, fast_and_repeatable(world.device):
-        updater = Updater(model, recipe, world, update_precisions(precision, world.device)[-1])
+        updater = Updater(model, recipe, world, way)
         updater.run(work_of(prepared, range(8), range(8, 12)), 1, rate=0.0, total_updates=1)
     return {name: each.grad.cpu() for name, each in model.named_parameters() if each.grad is not None}
 
@@ -196,7 +208,7 @@ def resume(setup: Setup) -> Iterator[Result]:
             with TemporaryDirectory() as name:
                 straight, resumed = Path(name) / "straight", Path(name) / "resumed"
                 for folder, updates in ((straight, 24), (resumed, 12), (resumed, 24)):
-                    train_with_kernels(recipe(updates), prepared, folder, setup.device)
+                    train_in_one_way(recipe(updates), prepared, folder, setup.device, 0 if exact else -1)
                 apart = 0.0
                 for file in ("model", "optimizer"):
                     one, two = (
@@ -216,7 +228,7 @@ def mechanism_recipes(setup: Setup) -> Iterator[tuple[str, Recipe]]:
             yield f"{name} {role}", small(attention={role: name})
 
 
-def _updated(setup: Setup, recipe: Recipe, precision: str, *, deterministic: bool, count: int) -> list[int]:
+def _updated(setup: Setup, recipe: Recipe, way: Precision, *, deterministic: bool, count: int) -> list[int]:
     """Makes updates; returns the waits of the host in each."""
     prepared, waits = builtin(setup), list[int]()
     with (
@@ -224,9 +236,7 @@ def _updated(setup: Setup, recipe: Recipe, precision: str, *, deterministic: boo
         World(setup.device) as world,
         fast_and_repeatable(world.device, deterministic=deterministic),
     ):
-        updater = Updater(
-            model_of(recipe, prepared, setup.device), recipe, world, update_precisions(precision, world.device)[-1]
-        )
+        updater = Updater(model_of(recipe, prepared, setup.device), recipe, world, way)
         work = work_of(prepared, range(16))
         for number in range(1, count + 1):
             with warnings.catch_warnings(record=True) as caught:
@@ -240,31 +250,32 @@ def _updated(setup: Setup, recipe: Recipe, precision: str, *, deterministic: boo
                         torch.cuda.set_sync_debug_mode("default")
             waits.append(sum("synchroniz" in str(warning.message) for warning in caught))
         if updater.first_failed() is not None:
-            raise MtkitError(f"loss or gradient is not finite at update {updater.first_failed()}")
+            raise ArithmeticError(f"loss or gradient is not finite at update {updater.first_failed()}")
     return waits
 
 
 def strict(setup: Setup) -> Iterator[Result]:
-    """One update of every mechanism with `deterministic`: it runs, or one clear error names the operation."""
+    """One update of every mechanism with `deterministic`, which excludes Triton and graphs."""
     for name, recipe in own(setup, list(mechanism_recipes(setup))):
 
         def compute(recipe: Recipe = recipe) -> Result:
-            try:
-                _updated(setup, recipe, "bfloat16", deterministic=True, count=1)
-            except MtkitError as error:
-                return {"ok": True, "refused": str(error)[:160]}
+            way = Precision("bfloat16", torch.device(setup.device))
+            _updated(setup, recipe, way, deterministic=True, count=1)
             return {"ok": True}
 
         yield guarded(f"strict {name}", compute)
 
 
 def waits(setup: Setup) -> Iterator[Result]:
-    """Updates of every mechanism in which the host does not wait for the device."""
+    """Updates of every mechanism in each way: the host does not wait for the device in the third one."""
     for name, recipe in own(setup, [*mechanism_recipes(setup), ("rnn", small(**GRADIENT_CASES["rnn"]))]):
 
         def compute(recipe: Recipe = recipe) -> Result:
-            counted = _updated(setup, recipe, "bfloat16", deterministic=False, count=3)
-            return {"ok": counted[-1] == 0, "waits": counted}
+            counted = {
+                name: _updated(setup, recipe, way, deterministic=False, count=3)
+                for name, way in ways(recipe, "bfloat16", setup.device).items()
+            }
+            return {"ok": not any(waits[-1] for waits in counted.values()), "waits": counted}
 
         yield guarded(f"waits {name}", compute)
 
@@ -279,15 +290,18 @@ def memory(setup: Setup) -> Iterator[Result]:
         for short in (False, True):
             model = model_of(recipe, prepared, setup.device)
             with World(setup.device) as world, fast_and_repeatable(world.device):
-                updater = Updater(model, recipe, world, update_precisions("float32", world.device)[-1], said.append)
+                updater = Updater(model, recipe, world, Precision("float32", world.device), said.append)
                 if setup.device == "cuda":
                     total = torch.cuda.get_device_properties(0).total_memory
                     torch.cuda.empty_cache()
                     limit = 0.6 * torch.cuda.max_memory_allocated() if short else total
+                    torch.cuda.reset_peak_memory_stats()
                     torch.cuda.set_per_process_memory_fraction(limit / total)
                 updater.run(work_of(prepared, range(8 if setup.tiny else 800)), 1, rate=0.0, total_updates=1)
             found.append({name: each.grad.cpu() for name, each in model.named_parameters() if each.grad is not None})
             del model, updater
+        if setup.device == "cuda":
+            torch.cuda.set_per_process_memory_fraction(1.0)
         apart = max(
             distance(found[1][key], value) for key, value in found[0].items() if not key.endswith("k_proj.bias")
         )

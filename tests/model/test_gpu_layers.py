@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.model import gpu_layers, layers
+from mtkit.model import gpu_layers, sublayers
 from mtkit.model.build import build_model
 from mtkit.model.gpu_layers import add_and_norm, cross_entropy, feed_forward_and_norm, trains_fused
 from mtkit.recipe import make_recipe
@@ -39,7 +39,7 @@ def close(one: Tensor, other: Tensor, dtype: torch.dtype, slack: float = 1.0) ->
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize("share", [0.0, 1e-9, 0.3])
 @pytest.mark.parametrize(("rows", "width"), [(1, 512), (7, 48), (1030, 16), (2, 1025)])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_sum_and_norm_are_the_equation(
@@ -114,7 +114,7 @@ def test_a_model_has_the_same_output_and_gradients(monkeypatch: pytest.MonkeyPat
         nn.init.normal_(parameter, 0.1, 0.3)
     pieces, results = torch.randint(4, 50, (3, 5)), []
     for fused in (False, True):
-        monkeypatch.setattr(layers, "trains_fused", lambda *_, fused=fused: fused)
+        monkeypatch.setattr(sublayers, "trains_fused", lambda *_, fused=fused: fused)
         hidden = model(pieces, pieces).hidden
         assert ("FeedForwardAndNorm" in str(hidden.grad_fn.next_functions)) == fused
         (hidden * torch.arange(32)).sum().backward()

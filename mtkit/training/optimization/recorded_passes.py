@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.memory import is_oom
+from mtkit.recipe import ModelSettings
 from mtkit.recording import Graphs, Recorder, recorded
 from mtkit.terminal import Say
 from mtkit.training.device_batch import DeviceBatch
@@ -17,6 +18,15 @@ MOST = 256
 Passes = Callable[[DeviceBatch, Tensor | float, Tensor], None]
 """passes(batch, tokens, totals): a forward and backward pass, which adds the gradient of the batch's objective, divided
 by `tokens`, to each parameter's `grad`, and the batch's measurements to `totals`."""
+
+
+def can_be_recorded(model: ModelSettings) -> bool:
+    """Whether a graph can hold the passes of such a model, with most mechanisms.
+
+    The recurrent network's kernels need the lengths of segments on the host, and reversible layers the state of the
+    random generator.
+    """
+    return model.architecture != "rnn" and not model.reversible
 
 
 @dataclass(frozen=True)
