@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtkit.attention import reorder
 from mtkit.errors import MtkitError
 from tests.contract.cases import Case, each, once, plain, small, steps
 from tests.contract.stack import Stack, apart, heads_of_zero, make, memory_for, tokens
@@ -57,6 +58,20 @@ def test_without_a_memory_the_result_is_zero_before_out_proj(case: Case) -> None
         output, _ = stack.walk(steps, stack.start(SEGMENTS, memory, hypotheses=3))
         expected = nothing(stack, steps.flatten(0, 1), memory.repeat_interleave(3, 0))
     assert apart(output, expected.view_as(output)) < CLOSE
+
+
+@each(lambda case: small(case) and once(case) and steps(case))
+@torch.no_grad()
+def test_steps_go_on_without_segments(case: Case) -> None:
+    """Before and after the first token, across the borders of blocks."""
+    stack = make(case)
+    for before in (0, 2):
+        state = stack.start(SEGMENTS, memory_for(case, SEGMENTS, KEYS), hypotheses=3)
+        for _ in range(before):
+            _, state = stack.step(tokens(SEGMENTS, 3), state)
+        state = reorder(state, torch.zeros(0, dtype=torch.long))
+        output, _ = stack.walk(tokens(0, 3, 2 * QUERIES), state)
+        assert output.shape == (0, 3, 2 * QUERIES, 32)
 
 
 @each(lambda case: small(case) and plain(case) and steps(case))

@@ -246,14 +246,14 @@ class FeatureAttention(HeadAttention):
         looped = self.looped_features(x)
         if looped is not None:
             return looped
-        batch, heads = x.shape[:2]
+        batch, heads, count = x.shape[:3]
         parameters = [expand_heads(p.unsqueeze(0), heads).squeeze(0) for p in self.feature_parameters]
         if not parameters:
             return self.features_of(x)
         # (H, B T, K): all rows of a head meet its parameters in one product; broadcasting would copy them per segment
         keys = self.features_of(x.transpose(0, 1).flatten(1, 2), *parameters)
-        features = keys.features.unflatten(1, (batch, -1)).transpose(0, 1)
-        return Keys(features, None if keys.scale is None else keys.scale.unflatten(1, (batch, -1)).transpose(0, 1))
+        features = keys.features.unflatten(1, (batch, count)).transpose(0, 1)
+        return Keys(features, None if keys.scale is None else keys.scale.unflatten(1, (batch, count)).transpose(0, 1))
 
 
 def _counts(memory: Tensor, valid: Tensor | None) -> Tensor:

@@ -27,9 +27,11 @@ class QueryBlocks(ScoreAttention):
     """
 
     def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
+        if need_weights or pairs.state is not None:
+            return super().attended(pairs, carry, need_weights)
         batch, heads, length = pairs.q.shape[:3]
         size = max(scores_at_once(pairs.q.device) // (batch * heads * pairs.values.shape[2]), LEAST)
-        if need_weights or pairs.state is not None or size >= length:
+        if size >= length:
             return super().attended(pairs, carry, need_weights)
         blocks = (_block(pairs, first, first + size) for first in range(0, length, size))
         return torch.cat(self.recomputed(blocks), 2), None, None

@@ -44,7 +44,7 @@ class Centroids(nn.Module):
             x = upcast(x)
             # (H, B T, K): all vectors of a head meet its centroids in one product
             products = x.transpose(0, 1).flatten(1, 2) @ self.mean.to(x.dtype).mT
-            return products.unflatten(1, (len(x), -1)).transpose(0, 1)
+            return products.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
 
     def nearest(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """Return the centroid (B, H, T) with the largest product for each vector; C at padding, valid (B, T)."""
@@ -129,8 +129,9 @@ def enlist(lists: State, group: Tensor, position: int, most: int) -> State:
     """Append `position` to the list of its group (B, N, H); each list keeps its last `most` members."""
     members, count = with_places(lists, position, most).values()
     place = count.take_along_dim(group.unsqueeze(-1), 3) % members.shape[-1]
-    index = group.unsqueeze(-1) * members.shape[-1] + place
-    members.view(*count.shape[:-1], -1).scatter_(3, index, position)
+    groups, places = members.shape[-2:]
+    index = group.unsqueeze(-1) * places + place
+    members.view(*count.shape[:-1], groups * places).scatter_(3, index, position)
     count.scatter_add_(3, group.unsqueeze(-1), torch.ones_like(index, dtype=count.dtype))
     return {"members": members, "count": count}
 

@@ -320,7 +320,8 @@ class EdgePredictor(nn.Module):
             targets.append(target)
             if draw + 1 < self.edges:
                 near.scatter_(-1, target.unsqueeze(-1), lowest)
-                state = self._read(rows.index_select(0, (first + target).flatten()).view(*target.shape, -1), state)
+                chosen_rows = rows.index_select(0, (first + target).flatten())
+                state = self._read(chosen_rows.view(*target.shape, rows.shape[1]), state)
         return torch.stack(targets, -1).masked_fill(~chosen, -1)
 
     def weights_of_loop(self) -> NDArray[np.float32]:
@@ -348,7 +349,7 @@ def free_candidates(i: Tensor, count: int, role: str, valid: Tensor | None) -> T
 def _mapped(x: Tensor, weights: Tensor) -> Tensor:
     """Multiply x (B, G, c, E) by the weights (G, E, F) of its graph, in one product of all segments' rows."""
     rows = x.transpose(0, 1).flatten(1, 2) @ weights
-    return rows.unflatten(1, (len(x), -1)).transpose(0, 1)
+    return rows.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
 
 
 def _naive_step(gates: Tensor, cell: Tensor) -> LstmState:

@@ -179,10 +179,13 @@ class Reformer(HeadAttention):
             return torch.zeros(*q.shape[:2], self.rounds, q.shape[2], dtype=torch.long, device=q.device)
         rotations = self.training_rotations if self.training else self.rotations
         together = rotations.type_as(q).transpose(1, 2).flatten(2)  # (H, K, rounds * buckets / 2)
-        most = max(ROTATED_AT_ONCE // (q.shape[0] * together.shape[0] * together.shape[2]), 1)
-        # (H, B T, K): all rows of a head meet its rotations in one product
-        rotated = (part.transpose(0, 1).flatten(1, 2) @ together for part in q.split(most, dim=2))
-        return torch.cat([self._largest(x.unflatten(1, (len(q), -1)).transpose(0, 1)) for x in rotated], dim=-1)
+        most = max(ROTATED_AT_ONCE // max(q.shape[0] * together.shape[0] * together.shape[2], 1), 1)
+        buckets = []
+        for part in q.split(most, dim=2):
+            # (H, B T, K): all rows of a head meet its rotations in one product
+            rotated = part.transpose(0, 1).flatten(1, 2) @ together
+            buckets.append(self._largest(rotated.unflatten(1, (part.shape[0], part.shape[2])).transpose(0, 1)))
+        return torch.cat(buckets, dim=-1)
 
     def _largest(self, rotated: Tensor) -> Tensor:
         """argmax [y; -y] of each round's y in rotated (B, H, T, rounds * buckets / 2): (B, H, rounds, T)."""

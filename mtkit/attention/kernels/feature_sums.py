@@ -244,7 +244,7 @@ def _by_group(phi_q: Tensor, groups: int) -> Tensor:
 
 def _outputs(total: Tensor, phi_q: Tensor, eps: float, floor: float | Tensor) -> Tensor:
     """The outputs (B, H, T, V), normalised, from the sums of `_by_group`."""
-    return normalised(total, eps, floor).view(*phi_q.shape[:-1], -1)
+    return normalised(total, eps, floor).view(*phi_q.shape[:-1], total.shape[-1] - 1)
 
 
 def _pairs(scale: Tensor, tops: Tensor, queries: int) -> Tensor:

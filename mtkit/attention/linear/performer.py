@@ -117,7 +117,8 @@ class Performer(FeatureAttention):
             rows = upcast(x).reshape(-1, x.shape[-1])  # one product for all heads, because a head has few rows
             projected = rows @ (self.directions.type_as(rows) * self.scale**0.5).T
             half_square = rows.square().sum(-1, keepdim=True) * (self.scale / 2)
-            return self.feature_map(*(factor.view(*x.shape[:-1], -1) for factor in (projected, half_square)))
+            factors = (projected, half_square)
+            return self.feature_map(*(factor.view(*x.shape[:-1], factor.shape[-1]) for factor in factors))
 
     def looped_features(self, x: Tensor) -> Keys | None:
         if self.feature_map is not positive or not loops_multiply(x, self.directions):

@@ -124,7 +124,7 @@ class GAU(SingleHead):
             if finished := state["count"] // self.chunk * self.chunk:
                 here = torch.full((1,), state["count"], device=rows.device)
                 q = self._vectors(rows.unsqueeze(2).flatten(0, 1), LINEAR_QUERY, here)  # (B * N, 1, 1, s)
-                read = upcast(q).view(*rows.shape[:2], 1, -1) @ state["sums"] / finished
+                read = upcast(q).view(*rows.shape[:2], *q.shape[2:]) @ state["sums"] / finished
                 heads = heads + read.squeeze(2).unsqueeze(1).type_as(heads)
             if not after["count"] % self.chunk:
                 k, v = (

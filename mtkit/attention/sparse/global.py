@@ -167,9 +167,9 @@ class Global(PatternAttention):
         """Return the heads' outputs (B, H, T, V); at each position the nodes have gathered (B, H, g, T, V)."""
         # each position becomes a segment of one token with its own nodes
         nodes = self._node_heads(gathered.type_as(v).movedim(3, 1).flatten(0, 1))
-        segments = len(q)
+        segments, tokens = q.shape[0], q.shape[2]
         q, k, v = (x.transpose(1, 2).flatten(0, 1).unsqueeze(2) for x in (q, k, v))
-        return self._own_and_nodes(q, k, v, *nodes).squeeze(2).unflatten(0, (segments, -1)).transpose(1, 2)
+        return self._own_and_nodes(q, k, v, *nodes).squeeze(2).unflatten(0, (segments, tokens)).transpose(1, 2)
 
     def _own_and_nodes(self, q: Tensor, k: Tensor, v: Tensor, node_keys: Tensor, node_values: Tensor) -> Tensor:
         """Return the outputs (B, H, T, V) of tokens that see themselves, k (B, G, T, K), and nodes (B, G, g, K)."""
