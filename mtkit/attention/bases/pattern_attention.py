@@ -236,10 +236,10 @@ class PatternAttention(HeadAttention):
     def sees(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
         """Return which keys at j the queries at i see, padding and causality ignored, in segments of these lengths.
 
-        (T, S) of i (T, 1) and j (S,); (B or 1, H, T, S) or (H, T, S) if segments or heads differ.
+        (T, S) of i (T, 1) and j (S,), which count from 0; (B or 1, H, T, S) or (H, T, S) if segments or heads differ.
         """
         groups = self.groups_of(lengths)
-        seen = [group.pattern.sees(i, j) for group in groups]
+        seen = [group.pattern.mask(i, j) for group in groups]
         if len(groups) == 1:
             return seen[0]
         segments = torch.broadcast_shapes(*(x.shape[:-3] for x in seen))

@@ -6,7 +6,7 @@ predicate `sees`, a pattern states what its layout in blocks needs (`pattern_blo
 decoding must keep (`kept`). Patterns drawn at random, which differ from head to head, are in `random_pattern`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
@@ -26,6 +26,10 @@ class Pattern:
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
         """Whether the query at i sees the key at j, for integer positions that broadcast; (B or 1, H, ...) by head."""
         raise NotImplementedError
+
+    def mask(self, i: Tensor, j: Tensor) -> Tensor:
+        """`sees` of whole sequences, whose positions i (T, 1) and j (S,) count from 0: (T, S), or (B or 1, H, T, S)."""
+        return self.sees(i, j)
 
     def covers(self, length: int, causal: bool) -> bool:
         """Whether each of the first `length` queries sees all of the first `length` keys (up to its own if causal)."""
@@ -59,8 +63,11 @@ class Union(Pattern):
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
         """Whether any part sees j from i; a union without parts sees nothing."""
-        nothing = torch.zeros((), dtype=torch.bool, device=i.device)
-        return reduce(torch.logical_or, (part.sees(i, j) for part in self.parts), nothing)
+        return _any((part.sees(i, j) for part in self.parts), i)
+
+    def mask(self, i: Tensor, j: Tensor) -> Tensor:
+        """The union of the parts' masks."""
+        return _any((part.mask(i, j) for part in self.parts), i)
 
     def covers(self, length: int, causal: bool) -> bool:
         """Whether a single part covers everything."""
@@ -283,3 +290,8 @@ class Comb(Pattern):
 def global_tokens(count: int) -> Pattern:
     """The first `count` tokens as internal global nodes, which see all tokens and are seen by all."""
     return Columns(count) | Rows(count)
+
+
+def _any(masks: Iterable[Tensor], i: Tensor) -> Tensor:
+    """Return whether any of the masks is True; False without masks."""
+    return reduce(torch.logical_or, masks, torch.zeros((), dtype=torch.bool, device=i.device))

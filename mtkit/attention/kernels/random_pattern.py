@@ -43,6 +43,17 @@ class Drawn(Pattern):
         picks = self.picks(i.div(self.size, rounding_mode="floor"))
         return (picks == j.div(self.size, rounding_mode="floor").unsqueeze(-1)).any(-1)
 
+    def mask(self, i: Tensor, j: Tensor) -> Tensor:
+        """The same by scattering the picks, without a comparison of each pick with each key: (B or 1, H, T, S)."""
+        rows, blocks = (-(-len(position) // self.size) for position in (i, j))
+        picks = self.picks(torch.arange(rows, device=i.device))
+        picks = picks.where((picks >= 0) & (picks < blocks), blocks)  # an extra column for empty slots
+        seen = torch.zeros(*picks.shape[:-1], blocks + 1, dtype=torch.bool, device=i.device)
+        seen = seen.scatter_(-1, picks, True)[..., :blocks]
+        if self.size == 1:
+            return seen
+        return seen.repeat_interleave(self.size, -2).repeat_interleave(self.size, -1)[..., : len(i), : len(j)]
+
     def keys(self, queries: range, length: int) -> list[Collection[int]]:
         """The keys drawn by each head, in order."""
         blocks = torch.arange(queries[0] // self.size, queries[-1] // self.size + 1)

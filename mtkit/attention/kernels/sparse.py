@@ -102,7 +102,7 @@ def sparse_attend(
 def _visible(q: Tensor, k: Tensor, pattern: Pattern, how: How) -> Tensor:
     """Return a mask of the keys that each query sees by the pattern, broadcastable to (B, H, T, T)."""
     i, j = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
-    return visible_pairs(pattern.sees(i.unsqueeze(-1), j), how.causal, how.valid)
+    return visible_pairs(pattern.mask(i.unsqueeze(-1), j), how.causal, how.valid)
 
 
 def visible_pairs(seen: Tensor, causal: bool, valid: Tensor | None) -> Tensor:

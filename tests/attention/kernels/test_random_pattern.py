@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from torch import Tensor
 
-from mtkit.attention.kernels.random_pattern import Random, RandomBlocks
+from mtkit.attention.kernels.pattern import Band
+from mtkit.attention.kernels.random_pattern import LastBlocks, Random, RandomBlocks
 from mtkit.attention.kernels.reproducible import random_key
+from tests.contract.counting import count
 
 
 def test_random_picks_depend_on_nothing_but_key_head_and_position() -> None:
@@ -51,6 +54,26 @@ def test_random_blocks_are_distinct_candidates_and_all_of_them_where_there_are_f
                 real = [each for each in chosen if each >= 0]
                 assert len(set(real)) == len(real) == min(3, len(candidates))
                 assert set(real) <= set(candidates)
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([17, 6, 0])])
+@pytest.mark.parametrize("kind", [Random, RandomBlocks, LastBlocks])
+def test_the_mask_of_whole_sequences_holds_what_each_query_sees(kind: type, lengths: Tensor | None) -> None:
+    if kind is LastBlocks and lengths is None:
+        return
+    options = {} if kind is Random else {"block": 4}
+    pattern = kind(3, heads=2, key=5, lengths=lengths, **options)
+    for queries, keys in ((17, 17), (9, 17), (17, 9), (1, 1)):
+        i, j = torch.arange(queries).unsqueeze(-1), torch.arange(keys)
+        assert torch.equal(pattern.mask(i, j), pattern.sees(i, j))
+        union = pattern | Band(2, 1)
+        assert torch.equal(union.mask(i, j), union.sees(i, j))
+
+
+def test_the_mask_of_whole_sequences_compares_no_pick_with_each_key() -> None:
+    i, j = torch.arange(64).unsqueeze(-1), torch.arange(64)
+    counted, _ = count(lambda: Random(16, heads=2, key=5).mask(i, j))
+    assert counted.largest == 2 * 64 * 65
 
 
 def test_random_blocks_depend_on_nothing_but_key_head_and_position() -> None:
