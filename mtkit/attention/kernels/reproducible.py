@@ -27,7 +27,8 @@ _passes: ContextVar[tuple[Callable[[Tensor, int], Tensor], ...]] = ContextVar("p
 
 def random_key(*parts: int) -> int:
     """One 32-bit key from several numbers: seed, role, layer."""
-    return reduce(lambda key, part: int(hashed(torch.tensor(key + part))), parts, 0)
+    # `hashed` reads 32 bits, and a tensor holds no integer from 2^63 on
+    return reduce(lambda key, part: int(hashed(torch.tensor((key + part) & 0xFFFFFFFF))), parts, 0)
 
 
 def hashed(x: Tensor) -> Tensor:

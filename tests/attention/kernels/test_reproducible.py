@@ -6,12 +6,19 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention.kernels.reproducible import (
+    random_key,
     record_choices,
     replay_choice,
     replay_choices,
     seeded_dropout,
     with_recorded_choices,
 )
+
+
+def test_a_key_reads_the_low_bits_of_any_number() -> None:
+    assert random_key(2**63, 1, 2) == random_key(0, 1, 2)
+    assert random_key(2**64 - 1) == random_key(-1) == random_key(2**32 - 1)
+    assert random_key(1, 0, 3) == 3194257692
 
 
 def test_noise_is_the_same_for_the_same_seed_and_keeps_the_mean() -> None:
