@@ -237,7 +237,7 @@ class Star(HeadAttention):
         query, query_valid, carry = inputs.query, inputs.query_valid, inputs.carry
         i = torch.arange(query.shape[1], device=query.device)
         real = torch.ones_like(query[..., 0], dtype=torch.bool) if query_valid is None else query_valid
-        end = real.sum(1).view(-1, 1, 1) if self.closed else 2 * len(i)  # the ring closes there
+        end = real.sum(1).clamp(min=1).view(-1, 1, 1) if self.closed else 2 * len(i)  # the ring closes there
         distance = (i - i.unsqueeze(-1)) % end
         near = ((distance <= 1) | (distance == end - 1)) & real.unsqueeze(1)
         if self.site.causal:

@@ -121,6 +121,14 @@ def test_up_to_three_tokens_are_full_attention_over_them_and_the_relay(length: i
 
 
 @torch.no_grad()
+def test_a_segment_of_padding_has_an_equation_too() -> None:
+    attention, (x, valid) = make(), segments()
+    valid[1] = False
+    outputs = [form(x, query_valid=valid).output for form in (attention, attention.naive)]
+    torch.testing.assert_close(*(output[valid] for output in outputs))
+
+
+@torch.no_grad()
 def test_decoding_keeps_one_token_and_the_sums_of_the_relay() -> None:
     attention = make("decoder")
     state, _ = attention.start(1)
