@@ -83,8 +83,8 @@ class Synthesizer(ScoreAttention):
         constructors: dict[str, Callable[[], nn.Module]] = {
             "random": lambda: RandomScores(*sizes, fixed),
             "factorized-random": lambda: FactorizedRandomScores(*sizes, factor_rank, fixed),
-            "dense": lambda: DenseScores(site.d_model, site.heads, self.longest),
-            "factorized-dense": lambda: FactorizedDenseScores(site.d_model, site.heads, self.longest, inner),
+            "dense": lambda: DenseScores(site, self.longest),
+            "factorized-dense": lambda: FactorizedDenseScores(site, self.longest, inner),
         }
         self.synthetic = nn.ModuleDict({name: constructors[name]() for name in names if name != "dot"})
         self.has_dot = "dot" in names
@@ -167,13 +167,12 @@ class DenseScores(nn.Module):
 
     undecayed = ("bias",)
 
-    def __init__(self, d_model: int, heads: int, keys: int) -> None:
+    def __init__(self, site: Site, keys: int) -> None:
         super().__init__()
-        width = d_model // heads
-        self.heads = heads
-        self.hidden = xavier_linear(d_model, heads * width)
-        self.weight = nn.Parameter(_drawn(heads, keys, width))
-        self.bias = nn.Parameter(torch.zeros(heads, keys))
+        self.heads = site.heads
+        self.hidden = xavier_linear(site.d_model, site.heads_width)
+        self.weight = nn.Parameter(_drawn(site.heads, keys, site.head_width))
+        self.bias = nn.Parameter(torch.zeros(site.heads, keys))
 
     def forward(self, tokens: Tensor, position: Tensor | None, number: int) -> Tensor:
         hidden = F.relu(self.hidden(tokens)).unflatten(-1, (self.heads, -1))  # (B, T, H, K)
@@ -184,11 +183,11 @@ class DenseScores(nn.Module):
 class FactorizedDenseScores(nn.Module):
     """alpha_(j mod a) beta_(j div a): a + b predicted numbers instead of up to a b."""
 
-    def __init__(self, d_model: int, heads: int, keys: int, inner: int) -> None:
+    def __init__(self, site: Site, keys: int, inner: int) -> None:
         super().__init__()
         self.inner = inner
-        self.alpha = DenseScores(d_model, heads, inner)
-        self.beta = DenseScores(d_model, heads, -(-keys // inner))
+        self.alpha = DenseScores(site, inner)
+        self.beta = DenseScores(site, -(-keys // inner))
 
     def forward(self, tokens: Tensor, position: Tensor | None, number: int) -> Tensor:
         alpha = self.alpha(tokens, position, self.inner)

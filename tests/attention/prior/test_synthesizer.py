@@ -144,6 +144,14 @@ def test_parameters_are_those_of_the_scores_besides_values_and_output(options: d
     assert sum(each.numel() for each in make(**options).parameters()) == 2 * 33 * 32 + extra
 
 
+@pytest.mark.parametrize("variant", ["dense", "factorized-dense"])
+def test_hidden_layers_are_as_wide_as_the_head_in_a_mix_too(variant: str) -> None:
+    mix = build("full:3+synthesizer:1", role="encoder", d_model=32, heads=4, **{"synthesizer.variant": variant})
+    hidden = [name for name, _ in mix.named_parameters() if name.endswith("hidden.weight")]
+    assert hidden
+    assert all(mix.get_parameter(name).shape == (8, 32) for name in hidden)
+
+
 def test_a_map_is_trained_unless_it_is_fixed_and_saved_either_way() -> None:
     for variant in ("random", "factorized-random"):
         trained, fixed = make(variant=variant), make(variant=variant, fixed=True)
