@@ -9,6 +9,7 @@ starting at zero, which is the mean; if the middle is beyond the end, ldconv tak
 decoder role is an extension: windows end at the query's own position, a span is seen from its last position on, and a
 query that sees none has Z = 0 before the second output projection. The paper's layers without the second level are
 `band`. Relative positions apply to the first level only; each other slot applies to both levels, with its own weights.
+The loss of a regularizer is the mean of its losses at both levels.
 Cost: O(T (r1 + r2 / stride)). A step costs O(r1 + r2 / stride + kernel), at any position, and keeps as many rows.
 """
 
@@ -116,7 +117,7 @@ class Poolingformer(PatternAttention):
         lists = span_lists(self.spans, q.shape[2], **how)
         hidden = None if query_valid is None or self.site.causal else ~spans_valid(query_valid, self.spans)
         heads = attend_listed(q, keys, values, None, lists, missing=hidden, scale=second.scale, dropout=self.dropout)
-        losses = {name: loss + first.losses[name] for name, loss in second.losses(inputs, heads, v).items()}
+        losses = {name: (loss + first.losses[name]) / 2 for name, loss in second.losses(inputs, heads, v).items()}
         return Attended(y + second.merge_heads(heads, y), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
