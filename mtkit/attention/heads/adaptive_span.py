@@ -141,20 +141,26 @@ class _SpanRamp(Positions):
 
     @property
     def reach(self) -> int:
-        """Largest distance at which any head sees a key; in training on an accelerator, the largest possible.
+        """Largest distance at which any head sees a key; on an accelerator it may be the largest possible.
 
-        It is read from the device only when the fractions have changed, so that steps never wait for it. In training
-        the fractions change with every update, and reading them would make the host wait each time.
+        An accelerator's fractions are read only when their version has changed, so that steps never wait for them. A
+        write through `.data` changes no version. In training the fractions change with every update, and reading them
+        would make the host wait each time; inference tensors have no version.
         """
         fraction = self.fraction
-        if self.training and fraction.device.type != "cpu":
+        if fraction.device.type == "cpu":
+            return self._read_reach()
+        if self.training or fraction.is_inference():
             return self.longest + self.ramp - 1
         state = fraction.data_ptr(), fraction._version
         if self._known is None or self._known[0] is not fraction or self._known[1] != state:
-            with torch.no_grad():  # a checkpoint could not repeat a graph that only some passes make
-                widest = float(self.lengths.max().nan_to_num())  # divergence is reported elsewhere
-            self._known = fraction, state, max(math.ceil(self.ramp + widest) - 1, 0)
+            self._known = fraction, state, self._read_reach()
         return self._known[2]
+
+    @torch.no_grad()  # a checkpoint could not repeat a graph that only some passes make
+    def _read_reach(self) -> int:
+        widest = float(self.lengths.max().nan_to_num())  # divergence is reported elsewhere
+        return max(math.ceil(self.ramp + widest) - 1, 0)
 
     def factor(self, distance: Tensor) -> Tensor:
         """Return m_z(x) = clamp((R + z - x) / R, 0, 1) of distances (..., T, S): (H or 1, ..., T, S)."""

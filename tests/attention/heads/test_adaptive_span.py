@@ -138,6 +138,10 @@ def raise_in_place(attention: Any) -> None:
         attention.span.fraction.fill_(0.6)
 
 
+def write_through_data(attention: Any) -> None:
+    attention.span.fraction.data.fill_(0.6)
+
+
 def step_of_a_fused_optimizer(attention: Any) -> None:
     """It changes parameters without telling their versions, which `after_update` makes good."""
     optimizer = torch.optim.AdamW([attention.span.fraction], lr=0.4, fused=True)
@@ -150,7 +154,7 @@ def restore(attention: Any) -> None:
     attention.load_state_dict({**attention.state_dict(), "span.fraction": torch.full((4,), 0.6)})
 
 
-@pytest.mark.parametrize("change", [raise_in_place, step_of_a_fused_optimizer, restore])
+@pytest.mark.parametrize("change", [raise_in_place, write_through_data, step_of_a_fused_optimizer, restore])
 @each_role
 def test_the_window_follows_the_spans(role: str, change: Any) -> None:
     attention, x = make(role, max_span=40, ramp=4), torch.randn(1, 60, 32)
@@ -162,6 +166,14 @@ def test_the_window_follows_the_spans(role: str, change: Any) -> None:
     assert not torch.allclose(output, before, atol=1e-3)
     copied = copy.deepcopy(attention)
     torch.testing.assert_close(copied(x).output, output)
+
+
+@torch.inference_mode()
+def test_an_attention_built_in_inference_mode_attends() -> None:
+    attention, x = make(), torch.randn(1, 9, 32)
+    torch.testing.assert_close(attention(x).output, attention.naive(x).output, rtol=1e-5, atol=1e-5)
+    elsewhere = make(max_span=40, ramp=4).to("meta")  # its fractions cannot be read
+    assert elsewhere.span.reach == 43
 
 
 @pytest.mark.parametrize("per", ["head", "layer"])
