@@ -8,7 +8,7 @@ Departures: l of lambda_init = 0.8 - 0.6 exp(-0.3 l) counts the layers with this
 roles are extensions. Checkpoints of Hugging Face's DiffLlama do not fit: it pairs heads n and n + H / 2, and its norm
 has no weight.
 Cost: O(T S) time, with two sums of values per map. Memory is O(T) with the fused kernel, O(T S) if weights are
-requested. A step costs O(t).
+requested or if positions that change scores meet dropout. A step costs O(t).
 """
 
 import math
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.layers import ChannelNorm
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import attend, upcast, weighted
+from mtkit.attention.kernels.dot_product import attend, is_plain, upcast, weighted
 from mtkit.attention.options import Null, OneOf, Within, refused
 from mtkit.attention.slots import combining
 
@@ -67,26 +67,26 @@ class Differential(ScoreAttention):
     def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
         """Return the pairs' outputs in the layout of heads, and the weights of the H maps."""
         weights = None
-        if pairs.state is None and not need_weights:
-            sums = torch.cat([self._fused(pairs, half) for half in (0, 1)], -1)
+        if pairs.state is None and not need_weights and (is_plain(self.positions) or not self.dropout):
+            sums = self._fused(pairs)
         else:
             weights, _ = self.weighed(pairs, carry)
             sums = self._sums(weights, pairs)
         return self._differences(sums).type_as(pairs.values), weights, None
 
-    def _fused(self, pairs: Pairs, half: int) -> Tensor:
-        """Return the sums (B, H, T, V) of one half of the pairs' values under each map, by the fused kernel."""
-        heads, _ = attend(
-            pairs.q,
-            pairs.keys,
-            pairs.values[:, half::2].repeat_interleave(2, 1),
-            scale=self.scale,
-            causal=pairs.causal,
-            valid=pairs.valid,
-            positions=self.positions,
-            dropout=self.dropout,
-        )
-        return heads
+    def _fused(self, pairs: Pairs) -> Tensor:
+        """Return the sums (B, H, T, 2 V) of the pairs' values under each map, by the fused kernel.
+
+        Without dropout, each half of the values has its own call. With dropout, both halves need the same mask, so one
+        call reads them, and zeros make its queries and keys as wide as the values.
+        """
+        halves = [pairs.values[:, half::2].repeat_interleave(2, 1) for half in (0, 1)]
+        how: dict[str, Any] = {"scale": self.scale, "causal": pairs.causal, "valid": pairs.valid}
+        if not self.dropout:
+            sums = [attend(pairs.q, pairs.keys, v, positions=self.positions, **how)[0] for v in halves]
+            return torch.cat(sums, -1)
+        q, k = (F.pad(x, (0, x.shape[-1])) for x in (pairs.q, pairs.keys))
+        return attend(q, k, torch.cat(halves, -1), dropout=self.dropout, **how)[0]
 
     def _sums(self, weights: Tensor, pairs: Pairs) -> Tensor:
         """Return the sums (B, H, T, 2 V) of the pairs' values under weights (B, H, T, S) after dropout."""

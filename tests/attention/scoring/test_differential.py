@@ -106,6 +106,20 @@ def test_dropout_acts_on_each_map() -> None:
         torch.testing.assert_close(drawn.mean(0, keepdim=True), expected, rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("positions", [None, "rotary", "alibi"])
+def test_all_channels_of_a_pair_have_the_same_dropout(positions: str | None) -> None:
+    attention, (x, _, masks) = make(dropout=0.5, norm="none", positions=positions).train(), inputs("decoder")
+    with torch.no_grad():
+        attention.v_proj.weight.zero_()
+        attention.v_proj.bias.fill_(1.0)
+        attention.out_proj.weight.copy_(torch.eye(32))
+        attention.out_proj.bias.zero_()
+    for need_weights in (False, True):
+        pairs = attention(x, **masks, need_weights=need_weights).output.unflatten(-1, (2, 16))
+        torch.testing.assert_close(pairs, pairs[..., :1].expand_as(pairs))
+        assert pairs.std() > 0.1
+
+
 def test_an_odd_number_of_heads_is_refused() -> None:
     with pytest.raises(MtkitError, match="heads = 3 must be even"):
         make(d_model=33, heads=3)
