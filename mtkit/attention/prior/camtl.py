@@ -124,16 +124,21 @@ class CaMtl(ScoreAttention):
         return torch.stack(rows)
 
     def _maps(self, task: Tensor | None, length: int) -> Tensor:
-        """Return M of each segment, (B, T, T), or (1, T, T) if all have task 0: built per task, then picked."""
+        """Return M of each segment, (B, T, T), or (1, T, T) if all have task 0.
+
+        It is built per segment, or per task and then picked, whichever builds fewer.
+        """
         self._fits(length)
-        needed = self._checked(task) if task is None else torch.arange(self.tasks, device=task.device)
+        tasks = self._checked(task)
+        per_segment = len(tasks) <= self.tasks
+        needed = tasks if per_segment else torch.arange(self.tasks, device=tasks.device)
         rows = self._rows(self._condition(needed), 0, length)
         blocks = -(-length // self.block)
         rows = F.pad(rows, (0, 0, 0, blocks * self.block - length))
-        squares = rows.unflatten(1, (blocks, self.block))  # (tasks, C, b, b)
-        diagonal = torch.diag_embed(squares.movedim(1, -1)).permute(0, 3, 1, 4, 2)  # (tasks, C, b, C, b)
+        squares = rows.unflatten(1, (blocks, self.block))  # (maps, C, b, b)
+        diagonal = torch.diag_embed(squares.movedim(1, -1)).permute(0, 3, 1, 4, 2)  # (maps, C, b, C, b)
         maps = diagonal.flatten(3, 4).flatten(1, 2)[:, :length, :length]
-        return maps if task is None else maps.index_select(0, self._checked(task))
+        return maps if per_segment else maps.index_select(0, tasks)
 
     def _condition(self, task: Tensor) -> Tensor:
         """Return the input of `_rows` for each task (B,): gamma and beta concatenated, (B, 2 b); per block, z (B,

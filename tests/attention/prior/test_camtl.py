@@ -12,6 +12,7 @@ from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
 from tests.attention.small import maker, refusals
+from tests.contract.counting import count
 
 ROLES = ["encoder", "decoder"]
 VALID = torch.tensor([[True] * 11, [True] * 6 + [False] * 5])
@@ -98,6 +99,15 @@ def test_per_block_modulates_every_entry_apart() -> None:
         spread.append(max((block - block[:1] - (block - block[:1]).mean(-1, True)).abs().max() for block in blocks))
     assert spread[0] < 1e-4
     assert spread[1] > 0.1
+
+
+@pytest.mark.parametrize(("tasks", "segments"), [(40, 2), (3, 40)])
+def test_no_tensor_of_maps_is_larger_than_the_scores(tasks: int, segments: int) -> None:
+    attention, x = stirred(tasks=tasks), torch.randn(segments, 20, 32)
+    task = torch.arange(segments) % tasks
+    counted, _ = count(lambda: attention(x, task=task))
+    assert counted.largest <= segments * 4 * 20 * 20
+    torch.testing.assert_close(attention(x, task=task).output, attention.naive(x, task=task).output)
 
 
 def test_a_constant_added_to_a_whole_row_of_the_map_changes_nothing() -> None:
