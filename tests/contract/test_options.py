@@ -143,7 +143,9 @@ def run(case: Case, alone: bool = False) -> str:
         if not any(words in str(refusal) for words in (" must ", "memory", by_role(case.role))):
             raise
         return str(refusal)
-    query, memory = (tokens(2, LENGTH, dtype=torch.double).requires_grad_(), memory_for(case, 2, 7, dtype=torch.double))
+    length = min([LENGTH, *(layer.longest for layer in stack.layers if layer.longest)])  # an option may set the limit
+    query = tokens(2, length, dtype=torch.double).requires_grad_()
+    memory = memory_for(case, 2, min(7, length), dtype=torch.double)
     output = stack.train()(query, memory)
     output.square().sum().backward()
     assert (query.grad is not None) == stack.layers[-1].reads_query

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.bases.feature_attention import FeatureAttention
-from mtkit.attention.contract import Site
+from mtkit.attention.contract import Attended, Inputs, Site, State
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import FEATURE_MAPS, Keys
 from mtkit.attention.options import Null, OneOf, Positive, Within
 from mtkit.attention.slots import OWN_VECTORS, combining
+from mtkit.errors import MtkitError
 
 
 class CosFormer(FeatureAttention):
@@ -50,6 +51,7 @@ class CosFormer(FeatureAttention):
     ) -> None:
         super().__init__(site, floor=eps, chunk=chunk)
         self.longest: int = horizon or max(site.max_length, site.memory_length or 0)
+        self.limit = "horizon" if horizon else "model.max_length"
         self.activation = FEATURE_MAPS[activation]
 
     def queries(self, query: Tensor, position: Tensor | None = None) -> Tensor:
@@ -57,9 +59,24 @@ class CosFormer(FeatureAttention):
         return self._placed(super().queries(query), position)
 
     def keys_values(self, memory: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Map (B, S, D) to the features (B, G, S, 2 K) of keys, and to values (B, G, S, V)."""
+        """Map (B, S, D) to the features (B, G, S, 2 K) of keys, and to values (B, G, S, V).
+
+        Raises: MtkitError if S is more than `longest`.
+        """
+        self._check_length(memory.shape[1])
         k, v = super().keys_values(memory)
         return self._placed(k, position), v
+
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
+        """Attend with the next token. Raises: MtkitError in the decoder role beyond `longest`."""
+        count = state["count"]
+        if self.site.causal and not isinstance(count, Tensor):  # a fixed state's count is not read from the device
+            self._check_length(count + 1)
+        return super().advance(inputs, state)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.longest:
+            raise MtkitError(f"cosformer was built for {self.longest} positions, not {length}: raise {self.limit}")
 
     def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
         """Return x, which is features already: they depend on positions."""

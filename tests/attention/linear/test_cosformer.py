@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention import Attention
+from mtkit.errors import MtkitError
 from tests.attention.small import ROLES, maker, refusals, tokens
 
 make = maker("cosformer", double=True, seed=0, chunk=4)
@@ -114,6 +115,25 @@ def test_a_target_beyond_the_horizon_stands_at_its_end() -> None:
     for i in range(20):
         stepped, state = attention.step(x[:, i : i + 1], state)
         torch.testing.assert_close(stepped.output, output[:, i : i + 1])
+
+
+@pytest.mark.parametrize(("options", "limit"), [({"horizon": 6}, "horizon"), ({"max_length": 6}, "model.max_length")])
+@pytest.mark.parametrize("role", ROLES)
+@torch.no_grad()
+def test_keys_beyond_the_horizon_are_refused(role: str, options: dict[str, int], limit: str) -> None:
+    attention, message = make(role, **options), f"built for 6 positions, not 7: raise {limit}"
+    x, memory = tokens(1, 7), memory_of(role, 1, 7)
+    with pytest.raises(MtkitError, match=message):
+        attention(x, memory)
+    if role == "cross":
+        with pytest.raises(MtkitError, match=message):
+            attention.start(1, memory)
+    if role == "decoder":
+        state, _ = attention.start(1)
+        for i in range(6):
+            _, state = attention.step(x[:, i : i + 1], state)
+        with pytest.raises(MtkitError, match=message):
+            attention.step(x[:, 6:], state)
 
 
 def test_features_stay_in_float32_under_autocast() -> None:
