@@ -57,8 +57,8 @@ class Luna(HeadAttention):
     length: number l of slots. tie_kv: whether keys and values of an attention share one projection. memory: "carry"
     (the packed memory is passed up the layers of a run, and from the encoder to the decoder) or "local" (each layer
     learns its own). activation: omega in the decoder role, "softplus2" (log2(1 + 2^x)) or "elu1" (elu(x) + 1).
-    dynamic_length: whether a segment of fewer than l tokens unpacks only as many slots as it has tokens. chunk: number
-    of positions computed at once in the decoder role.
+    dynamic_length: whether a segment of fewer than l tokens unpacks only as many slots as it has tokens; it has no
+    effect in the decoder role. chunk: number of positions computed at once in the decoder role.
     """
 
     roles = published = frozenset({"encoder", "decoder", "cross"})

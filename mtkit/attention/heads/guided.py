@@ -36,7 +36,8 @@ class Guided(Regularizer):
     patterns: how many heads each pattern guides, from the first head on: self, next, prev, first token and separator
     (the breaks between the sentences of a document). weight: weight of the loss. reduction: the squares of a row are
     averaged over the keys of its segment (mse) or summed (row).
-    hold: updates at full weight. decay: with linear, the weight then falls to 0 at the last update.
+    hold: updates at full weight, with linear decay only. decay: with linear, the weight then falls to 0 at the last
+    update; with none, it stays.
     """
 
     roles = published = frozenset({"encoder", "decoder"})

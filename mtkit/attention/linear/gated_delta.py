@@ -7,7 +7,7 @@ Departures: the encoder role is an extension: a second scan from the end with th
 its direction; it reads before it writes. The cross role is an extension: the source is written once, in order, gates
 included, and every query, which passes no convolution, reads the result. Queries are not divided by the square root of
 K: the norm of the outputs removes a factor. Rates are drawn from 1 to 16; the authors draw from 0, whose logarithm is
-not finite. Dropout acts on the outputs of the heads.
+not finite. Dropout acts on the gated and normalised outputs.
 Cost: O(T (c K + c V + K V)) time for chunks of c, with gate=channel O(T K log c) exponentials more; O(T) memory. A step
 reads at most 2 K V numbers per head, at any position.
 """

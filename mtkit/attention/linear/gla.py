@@ -4,8 +4,8 @@ Paper: Yang, Wang, Shen, Panda and Kim, "Gated Linear Attention Transformers wit
 2024, arXiv 2312.06635, sections 4.1 to 4.4.
 Departures: the encoder role is an extension: a second scan from the end with the same gates. The output norm divides by
 the root mean square, as the authors' code does; the paper has a layer norm (norm layer). Keys are as wide as values by
-default, so that the weights of `full` load; the paper's are half as wide (key_expand 0.5). Dropout acts on the outputs
-of the heads.
+default, so that the weights of `full` load; the paper's are half as wide (key_expand 0.5). Dropout acts on the gated
+and normalised outputs.
 Cost: O(T (c K + c V + K V)) time for chunks of c, and O(T K log c) exponentials; O(T) memory. A step reads and writes
 K V numbers per head, at any position.
 """

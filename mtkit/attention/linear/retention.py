@@ -8,7 +8,7 @@ its authors' code, takes sums of absolute values instead. Both are factors of a 
 removes except for its epsilon. They are left out; the epsilon is 1e-5 on the sums themselves. The norm divides by the
 root mean square (torchscale; the paper has a group norm) of one head of one token, never of several positions. Rotary
 angles are RoFormer's, without the last one of torchscale's. Values are as wide as keys by default; the paper's
-are twice as wide (value_expand 2). Dropout acts on the outputs of the heads.
+are twice as wide (value_expand 2). Dropout acts on the gated and normalised outputs.
 Cost: O(T (c K + c V + K V)) time for chunks of c, O(T) memory. A step reads at most 2 K V numbers per head, at any
 position.
 """

@@ -39,8 +39,8 @@ class GAU(SingleHead):
     """One head with relu² weights inside of chunks, linear attention across them, and an output gate.
 
     form: relu² weights inside of chunks plus linear attention ("mixed"), or over all tokens ("quadratic"). chunk:
-    number of tokens in a chunk. s_width: width of queries and keys. expand: width of the values, in shares of the
-    model's width. rotary: whether queries and keys are rotated by their position.
+    number of tokens in a chunk; it has no effect in the form "quadratic". s_width: width of queries and keys. expand:
+    width of the values, in shares of the model's width. rotary: whether queries and keys are rotated by their position.
     """
 
     roles = published = frozenset({"encoder", "decoder"})
