@@ -73,7 +73,7 @@ def translate_file(
     messages for people, `on_progress` the number of lines just finished.
 
     With a `part` of a source file, only its lines are translated, into files of that part (`Part.output`), which
-    `mtkit.decoding.lines.parts.join_parts` joins. A finished part is not translated again.
+    `mtkit.decoding.lines.parts.join_parts` joins. A finished part is not translated again. Parts have no prefixes.
 
     Raises: MtkitError for options that do not combine, for a string instead of a path or of lines, and if
     `output` cannot be written or would replace text that is read or a file of a run; DataError for bad input.
@@ -97,7 +97,7 @@ def translate_file(
     }
     span = None
     if part is not None:
-        path, paths = _check_part(translator, source, outputs, joins=joins)
+        path, paths = _check_part(translator, source, outputs, joins=joins, begun=prefixes is not None)
         span = part_lines(path, part)
         if not begin_part(part, path, span, paths, about):
             say(f"part {part} is finished: {part.output(paths[0])}")
@@ -281,7 +281,7 @@ def _check_outputs(outputs: Sequence[Path | BinaryIO], texts: Sequence[Text | No
 
 
 def _check_part(
-    translator: Translator, source: Text, outputs: Sequence[Path | BinaryIO], *, joins: bool
+    translator: Translator, source: Text, outputs: Sequence[Path | BinaryIO], *, joins: bool, begun: bool
 ) -> tuple[Path, list[Path]]:
     """Return the files of a part's source and outputs. Raises: MtkitError for what cannot be done in parts."""
     paths = [path for path in (source, *outputs) if isinstance(path, Path) and not is_device(path)]
@@ -289,6 +289,11 @@ def _check_part(
         raise MtkitError("parts are read from a file and written to files; give --input and --output a file each")
     if joins:
         raise MtkitError("a part may end in the middle of a document; give --sentences, or leave --part out")
+    if begun:
+        raise MtkitError(
+            "prefixes have a line per line of the input, and its parts are divided by bytes; leave --prefix out, or "
+            "translate in one process without --part"
+        )
     if translator.settings.n_best > 1:
         raise MtkitError(f"a part has one translation per line, and decoding.n_best = {translator.settings.n_best}")
     return paths[0], paths[1:]

@@ -56,6 +56,8 @@ def test_parts_joined_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert ("part 2/3 is finished" in result.stderr) == (rank == 1)
     with pytest.raises(MtkitError, match="leave --part out"):
         typed(*given, "--part", "1/3")
+    with pytest.raises(MtkitError, match="leave --prefix out"):
+        typed(*given, "--prefix", str(text))
     with pytest.raises(MtkitError, match="torchrun translates parts of a file"):
         typed("--side", "test")
     monkeypatch.delenv("WORLD_SIZE")

@@ -16,6 +16,7 @@ from mtkit.decoding.translation import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings
+from mtkit.storage.jobs import Part
 from mtkit.text.tokenizer import EOS
 from tests.decoding.trained import LONGEST, Trained, make_run, sentences
 
@@ -111,6 +112,14 @@ def test_a_file_has_a_beginning_per_line_and_resumes(trained: Trained, tmp_path:
     for lines in (PREFIXES[:5], [*PREFIXES, ""]):
         with pytest.raises(DataError, match="the prefixes must have as many lines as the input"):
             translate_file(decoder, source, io.BytesIO(), prefixes=lines)
+
+
+def test_a_part_of_a_file_has_no_prefixes(trained: Trained, tmp_path: Path) -> None:
+    source, output = tmp_path / "source", tmp_path / "output"
+    source.write_text("".join(f"{line}\n" for line in LINES))
+    with pytest.raises(MtkitError, match="its parts are divided by bytes; leave --prefix out"):
+        translate_file(translator(trained), source, output, prefixes=PREFIXES, part=Part(1, 2))
+    assert list(tmp_path.glob("output*")) == []
 
 
 def test_lines_of_documents_are_translated_one_by_one_then(tmp_path: Path) -> None:
