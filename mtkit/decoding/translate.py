@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from mtkit.decoding.contract import Engine, Hypotheses
+from mtkit.decoding.contract import Engine, Hypotheses, RequiredTerms, Term
 from mtkit.decoding.glossary import Glossary
 from mtkit.decoding.lines.batches import make_batch
 from mtkit.decoding.lines.joined import Translate, separate_lines, translate_joined
@@ -15,6 +15,7 @@ from mtkit.decoding.lines.segments import Segment, Source
 from mtkit.decoding.lines.source import SourceLines
 from mtkit.decoding.mbr import Metric, rank
 from mtkit.decoding.parallel import map_batches
+from mtkit.decoding.search.terms import missing
 from mtkit.decoding.translation import BLANK, OnProgress, Translation, join_parts
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings
@@ -164,10 +165,16 @@ def _translate_segments(
             return _texts(engine.translate(batch), limits, tokenizer, settings.n_best)
         candidates = _texts(engine.translate(batch), limits, tokenizer, settings.hypotheses)
         of_segments = [targets[segment.line] for segment in chosen]
-        return [
-            _rerank(translations, settings.mbr, language)[: settings.n_best]
+        ranked = [
+            _rerank(translations, settings.mbr, language)
             for translations, language in zip(candidates, of_segments, strict=True)
         ]
+        if batch.terms is not None:
+            ranked = [
+                _fewest_missed_first(translations, segment.terms, batch.terms)
+                for translations, segment in zip(ranked, chosen, strict=True)
+            ]
+        return [translations[: settings.n_best] for translations in ranked]
 
     # terms widen the beam of their batch, so other segments have batches of their own
     added = [sum(term.size for term in segment.terms) for segment in segments]
@@ -212,5 +219,14 @@ def _rerank(translations: Sequence[Translation], metric: Metric, language: str |
     """
     known = [translation for translation in translations if math.isfinite(translation.score)]
     ranked = rank([translation.text for translation in known], metric, language)
-    missing = [translation for translation in translations if not math.isfinite(translation.score)]
-    return [*(replace(known[place], score=utility) for place, utility in ranked), *missing]
+    absent = [translation for translation in translations if not math.isfinite(translation.score)]
+    return [*(replace(known[place], score=utility) for place, utility in ranked), *absent]
+
+
+def _fewest_missed_first(
+    translations: Sequence[Translation], terms: Sequence[Term], required: RequiredTerms
+) -> list[Translation]:
+    """Sort the hypotheses of a segment by the number of terms that they lack; of equal ones, the order stays."""
+    return sorted(
+        translations, key=lambda one: missing(one.pieces, terms, required) if math.isfinite(one.score) else math.inf
+    )

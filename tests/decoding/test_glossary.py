@@ -135,6 +135,16 @@ def test_a_term_that_does_not_fit_is_missed(tokenizer: Tokenizer) -> None:
     assert "York" in best.text
 
 
+def test_minimum_bayes_risk_prefers_translations_with_the_terms(tokenizer: Tokenizer) -> None:
+    terms, model = glossary(tokenizer, ("a", "Haus"), ("b", "York")), TinyModel(tokenizer.size)
+    lines = SourceLines(["a b", "b a a", "a", "b b a"], glossary=terms)
+    for settings in (DecodingSettings(beam=6, n_best=n_best, max_pieces=6, mbr="chrf") for n_best in (1, 6)):
+        found = translate_lines(ModelEngine(model, settings), Tokenizers(tokenizer, tokenizer), lines)
+        missed = [[translation.missed for translation in translations] for translations in found]
+        assert [row[0] for row in missed] == [0] * 4
+        assert missed == [sorted(row) for row in missed]
+
+
 @pytest.mark.parametrize("method", ["greedy", "sample"])
 def test_other_searches_are_refused(tokenizer: Tokenizer, method: str) -> None:
     engine = ModelEngine(TinyModel(tokenizer.size), DecodingSettings.model_validate({"method": method}))
