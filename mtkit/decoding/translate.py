@@ -35,7 +35,8 @@ def translate_lines(
 
     Blank lines never reach the engine. A line too long for the engine, or longer than the lines it was `trained_on`, is
     split at sentence ends (see `mtkit.decoding.lines.splitting.split_sentences`), and the translations of its parts are
-    joined as the target language joins sentences (`Translation.parts` is their number).
+    joined as the target language joins sentences (`Translation.parts` is their number). With a glossary, translations
+    of a line that lack the fewest terms come first.
 
     The result of a line is independent of other lines if the hypotheses of the engine are independent of the batch.
     Lines of `documents` that are not split are the exception: they are translated together. If a joint translation does
@@ -72,7 +73,8 @@ def translate_lines(
         if source.encoded[number] and tokenizers.source.cleans(line):
             done[number] = [replace(translation, cleaned=True) for translation in done[number]]
         if lines.glossary is not None:
-            done[number] = [_with_terms(translation, line, lines.glossary) for translation in done[number]]
+            with_terms = [_with_terms(translation, line, lines.glossary) for translation in done[number]]
+            done[number] = sorted(with_terms, key=lambda one: one.missed if math.isfinite(one.score) else math.inf)
     return [done[number] for number in range(len(lines.lines))]
 
 

@@ -145,6 +145,18 @@ def test_minimum_bayes_risk_prefers_translations_with_the_terms(tokenizer: Token
         assert missed == [sorted(row) for row in missed]
 
 
+def test_joined_parts_with_the_fewest_missed_terms_come_first(tokenizer: Tokenizer) -> None:
+    terms, model = glossary(tokenizer, ("a", "Haus"), ("b", "York")), TinyModel(tokenizer.size)
+    model.longest_source = 8
+    engine = ModelEngine(model, DecodingSettings(beam=6, n_best=6, max_pieces=4))
+    lines = SourceLines(["a b. b a. a b."], glossary=terms)
+    (found,) = translate_lines(engine, Tokenizers(tokenizer, tokenizer), lines)
+    assert {translation.parts for translation in found} == {2}
+    order = [(translation.missed, -translation.score) for translation in found]
+    assert order == sorted(order)
+    assert len({missed for missed, _ in order}) > 1
+
+
 @pytest.mark.parametrize("method", ["greedy", "sample"])
 def test_other_searches_are_refused(tokenizer: Tokenizer, method: str) -> None:
     engine = ModelEngine(TinyModel(tokenizer.size), DecodingSettings.model_validate({"method": method}))
