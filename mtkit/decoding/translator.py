@@ -104,9 +104,11 @@ class Translator:
     def with_settings(self, settings: DecodingSettings) -> "Translator":
         """Return this translator with other decoding settings; mtkit's engine is used if another does not support them.
 
-        Raises: MtkitError if the user named an engine that does not support them, and for more pieces of joined lines
-        than the models can read.
+        Raises: MtkitError if the user named an engine that does not support them, for more pieces of joined lines than
+        the models can read, and as `require` if there is a glossary.
         """
+        if self.has_glossary:
+            _check_glossary(settings, self.about["shortlist"])
         other, engine = copy(self), self.engine
         other.about = {**self.about, "settings": settings.model_dump()}
         if engine is not engine.own and not self._uses_ctranslate2(settings):
@@ -129,8 +131,11 @@ class Translator:
     def shorten(self, lexicon: Lexicon, say: Say = quiet) -> None:
         """Restrict translations from now on to the pieces on the shortlists of the lexicon.
 
-        Raises: MtkitError as `mtkit.decoding.engines.selection.with_lexicon`, which calls `say`.
+        Raises: MtkitError as `mtkit.decoding.engines.selection.with_lexicon`, which calls `say`, and if there is a
+        glossary.
         """
+        if self.has_glossary:
+            _check_glossary(self.settings, lexicon.each)
         self.engine = with_lexicon(self.engine, lexicon, self._engine_name, say=say)
         self.about |= {"shortlist": lexicon.each, "engine": self.engine.program}
 
@@ -140,15 +145,7 @@ class Translator:
         Raises: MtkitError without beam search, with a shortlist or forbidden repetitions, and if the user named another
         engine.
         """
-        if self.settings.method != "beam":
-            raise MtkitError(f"a glossary needs beam search, and decoding.method = {self.settings.method}")
-        if self.settings.no_repeat_ngram:
-            raise MtkitError(
-                f"decoding.no_repeat_ngram = {self.settings.no_repeat_ngram} may forbid a term of the glossary that "
-                "occurs twice; set it to 0"
-            )
-        if self.about["shortlist"] is not None:
-            raise MtkitError("a shortlist leaves out pieces that terms of the glossary need; leave one out")
+        _check_glossary(self.settings, self.about["shortlist"])
         if self._engine_name == "ctranslate2":
             raise MtkitError("CTranslate2 does not support a glossary; leave --engine out")
         self._glossary, self.engine = glossary, self.engine.own
@@ -327,3 +324,16 @@ def _check_alike(one: Run, other: Run) -> None:
             f"{one.folder} was trained on {', '.join(one.directions)} and {other.folder} on "
             f"{', '.join(other.directions)}; an ensemble needs runs with the same directions"
         )
+
+
+def _check_glossary(settings: DecodingSettings, shortlist: int | None) -> None:
+    """Raises: MtkitError if a glossary does not combine with these settings, or with a shortlist."""
+    if settings.method != "beam":
+        raise MtkitError(f"a glossary needs beam search, and decoding.method = {settings.method}")
+    if settings.no_repeat_ngram:
+        raise MtkitError(
+            f"decoding.no_repeat_ngram = {settings.no_repeat_ngram} may forbid a term of the glossary that occurs "
+            "twice; set it to 0"
+        )
+    if shortlist is not None:
+        raise MtkitError("a shortlist leaves out pieces that terms of the glossary need; leave one out")

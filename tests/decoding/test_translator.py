@@ -8,6 +8,7 @@ import torch
 
 from mtkit.data.lengths import lengths_of
 from mtkit.decoding.files import translate_side
+from mtkit.decoding.glossary import Glossary
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.documents import document_pieces, joins_documents
@@ -148,6 +149,28 @@ def test_weights_without_a_checksum_are_said_not_to_be_verified(tmp_path: Path) 
     (run.checkpoint() / "state.json").unlink()
     Translator([run], say=said.append)
     assert said == [f"{run.weights()} was not verified: it has no state.json with its checksum"]
+
+
+def test_what_does_not_combine_with_a_glossary_is_refused_before_and_after_it(trained: Trained) -> None:
+    target, size = trained.run.tokenizers.target, trained.run.tokenizers.source.size
+    glossary = Glossary([("dog", "bird", "entry 1")], target)
+    lexicon = Lexicon(torch.full((size, 3), PAD, dtype=torch.int32), torch.arange(20, 30, dtype=torch.int32))
+    first, then = (Translator([trained.run], DecodingSettings(beam=2)) for _ in range(2))
+    first.require(glossary)
+    then.shorten(lexicon)
+    for call in (lambda: first.shorten(lexicon), lambda: then.require(glossary)):
+        with pytest.raises(MtkitError, match="a shortlist leaves out pieces"):
+            call()
+    for settings, message in (
+        (DecodingSettings(beam=2, no_repeat_ngram=1), "no_repeat_ngram = 1 may forbid a term"),
+        (DecodingSettings(method="greedy"), "a glossary needs beam search"),
+    ):
+        with pytest.raises(MtkitError, match=message):
+            first.with_settings(settings)
+        with pytest.raises(MtkitError, match=message):
+            Translator([trained.run], settings).require(glossary)
+    ((best,),) = first.with_settings(DecodingSettings(beam=3)).translate(["The dog."], direction="en-de")
+    assert (best.terms, best.missed) == (1, 0)
 
 
 @pytest.mark.peer
