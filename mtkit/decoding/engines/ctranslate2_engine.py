@@ -19,7 +19,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import ctranslate2
@@ -50,6 +49,8 @@ class CTranslate2Engine(ModelEngine):
 
     files: Files = field(default_factory=dict, repr=False)
     """The converted model."""
+    _loaded: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The loaded model, by the id of the process that loaded it; engines of `with_settings` share it."""
 
     @property
     def own(self) -> ModelEngine:
@@ -69,12 +70,11 @@ class CTranslate2Engine(ModelEngine):
     def with_settings(self, settings: DecodingSettings) -> "CTranslate2Engine":
         """Return the same engine with other settings; both share the loaded model."""
         other = replace(self, settings=settings)
-        if "_loaded" in self.__dict__ and self._translator:
-            other.__dict__["_loaded"] = self._loaded
+        other.__dict__["_loaded"] = self._loaded
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_loaded"}  # a copy loads its own
+        return {**self.__dict__, "_loaded": {}}  # a copy loads its own
 
     @contextmanager
     def ready(self) -> Iterator[torch.device]:
@@ -86,16 +86,16 @@ class CTranslate2Engine(ModelEngine):
     @property
     def _translator(self) -> Any:
         """The loaded model; a forked process, which has none of its threads, loads its own."""
-        process, program = self._loaded
-        if process == os.getpid():
-            return program
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(program))  # its destructor would wait for those threads
-        del self.__dict__["_loaded"]
-        return self._loaded[1]
+        process = os.getpid()
+        if process not in self._loaded:
+            for program in self._loaded.values():
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(program))  # its destructor would wait for those threads
+            self._loaded.clear()
+            self._loaded[process] = self._load()
+        return self._loaded[process]
 
-    @cached_property
-    def _loaded(self) -> tuple[int, Any]:
-        """The process and its model: as many batches at a time as callers have, with the same shares of the threads."""
+    def _load(self) -> Any:
+        """Load the model: as many batches at a time as callers have, with the same shares of the threads."""
         device, threads = next(self.model.parameters()).device, torch.get_num_threads()
         workers = at_once(device)
         files = dict(self.files)
@@ -111,7 +111,7 @@ class CTranslate2Engine(ModelEngine):
             files=files,
         )
         torch.set_num_threads(threads)  # ctranslate2.Translator sets this thread's number to one
-        return os.getpid(), program
+        return program
 
     def translate(self, batch: SourceBatch) -> Hypotheses:
         """CTranslate2's hypotheses, and mtkit's own for the segments that need its rules.

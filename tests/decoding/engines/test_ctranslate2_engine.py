@@ -1,5 +1,6 @@
 """CTranslate2 behind the seam: the hypotheses, scores, limits and shortlists of mtkit's own engine."""
 
+import pickle
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.decoding.tiny import batch_of
 from tests.decoding.trained import three_threads
 
 pytestmark = pytest.mark.peer
-pytest.importorskip("ctranslate2")
+ctranslate2 = pytest.importorskip("ctranslate2")
 
 from mtkit.decoding.engines.ctranslate2_engine import LONGEST_UNSTOPPED  # noqa: E402
 
@@ -180,6 +181,23 @@ def test_what_decides_its_hypotheses_is_its_identity() -> None:
         assert replace(engine).identity == engine.identity
     other = replace(engine, dtype=torch.int8)
     assert other.identity != engine.identity
+
+
+def test_engines_that_differ_in_their_settings_share_one_loaded_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads, load = list[object](), ctranslate2.Translator
+    monkeypatch.setattr(ctranslate2, "Translator", lambda *given, **how: loads.append(how) or load(*given, **how))
+    engine, batch = engine_of(model_of(), beam=3), batch_of(sources_of(3), 9)
+    others = [engine.with_settings(DecodingSettings(beam=beam)) for beam in (1, 2, 3)]
+    for one in (*others, engine, engine.with_settings(DecodingSettings(beam=4))):
+        with one.ready():
+            one.translate(batch)
+    assert len(loads) == 1
+    shortlist = Lexicon(torch.full((V, 3), EOS, dtype=torch.int32), torch.tensor([7], dtype=torch.int32))
+    copies = (replace(engine, lexicon=shortlist), replace(engine, dtype=torch.int8), pickle.loads(pickle.dumps(engine)))
+    for one in copies:
+        with one.ready():
+            one.translate(batch)
+    assert len(loads) == 4
 
 
 def test_int8_differs_little() -> None:
