@@ -6,7 +6,8 @@ ends, so that an endless line takes no room from the others. If lines are missin
 segment, the last pieces are the missing breaks and EOS. If a translation's beginning is given, it is forced.
 
 A hypothesis has lost its place if it got a break although the forbidden EOS was likelier, or EOS although the forbidden
-break was: it has left out a line of the source, or translated one twice. It is marked as astray.
+break was: it has left out a line of the source, or translated one twice. It is marked as astray. Breaks of a given
+beginning do not count, because the search did not choose them.
 """
 
 from collections.abc import Sequence
@@ -64,6 +65,7 @@ class Lines:
     def __init__(self, batch: SourceBatch) -> None:
         self._batch = batch
         self._doubt: Tensor | None = None
+        self._is_given: Tensor | None = None  # (B', 1), whether the next piece is given
         self._limits: Tensor | None = None
         if batch.lines is not None and max(map(len, batch.lines)) > 1:
             self._limits = _padded(batch.lines, batch.source.device)  # (B', M)
@@ -85,9 +87,10 @@ class Lines:
         empty.
         """
         at_limit = step + 1 in self._batch.limits
-        prefix_piece = None
+        prefix_piece = self._is_given = None
         if self._prefix is not None and step < self._prefix.shape[1]:
             prefix_piece = self._prefix[rows, step].unsqueeze(1)
+            self._is_given = prefix_piece != PAD
         if self._limits is None:
             must = (self._batch.limit[rows] <= step + 1).unsqueeze(1).expand_as(token) if at_limit else None
             usual = ANY if self._batch.lines is None else EOS
@@ -125,6 +128,8 @@ class Lines:
         assert self._doubt is not None
         states = (self.astray.expand_as(self._doubt), self._doubt)
         astray, doubt = states if parents is None else (x.gather(1, parents) for x in states)
+        if self._is_given is not None:
+            doubt = doubt & ~self._is_given
         return astray | (doubt & ((token == BREAK) | (token == EOS)))
 
     def keep(self, running: Tensor) -> None:

@@ -165,6 +165,24 @@ def test_a_given_beginning_is_kept_and_the_rest_is_what_follows_it(given: dict[s
     ]
 
 
+@pytest.mark.parametrize(
+    "given", [{"method": "greedy"}, {"method": "beam", "beam": 3}, {"method": "sample", "n_best": 2}]
+)
+def test_breaks_of_a_given_beginning_raise_no_doubt(given: dict[str, Any]) -> None:
+    model, batch, prefix = TinyModel(vocabulary=9), joint([2] * 40, [14] * 40), (6, 5, BREAK)
+    batch = SourceBatch(batch.source, batch.limits, batch.keys, lines=batch.lines, prefixes=[prefix] * 40)
+    found, would_end = found_by(given, batch), 0
+    assert found.astray is not None
+    for source, row, lost in zip(batch.source.tolist(), found.pieces.tolist(), found.astray.tolist(), strict=True):
+        words = [piece for piece in source if piece not in (PAD, EOS)]
+        would_end += log_prob_of(model, words, [6, 5, EOS]) > log_prob_of(model, words, [*prefix])
+        for pieces, astray in zip(row, lost, strict=True):
+            real = [piece for piece in pieces if piece != PAD]
+            assert real[:3] == [*prefix]
+            assert astray == (log_prob_of(model, words, [*real[:-1], BREAK]) > log_prob_of(model, words, real))
+    assert 0 < would_end < 40
+
+
 SINGLE_PREFIXES = [(7, 5), (), (8,), (6, 6, 6)]
 
 
