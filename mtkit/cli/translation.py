@@ -126,13 +126,15 @@ def choose_sides(
 def load_translator(runs: "Sequence[Run]", settings: "DecodingSettings", options: Mapping[str, Any]) -> "Translator":
     """Return the translator of `mtkit translate`, whose options are given by their names in Python.
 
-    Raises: as `Translator`; DataError for a bad glossary; MtkitError if the translator does not support a glossary or
-    alignments.
+    Raises: as `Translator`; DataError for a bad glossary; MtkitError if the translator does not support a glossary,
+    prefixes or alignments.
     """
     from mtkit.decoding.glossary import Glossary
     from mtkit.decoding.translator import Translator
 
     path, engine = options["glossary"], options["engine"]
+    if engine == "auto" and (path is not None or options["prefix"] is not None):
+        engine = "mtkit"
     glossary = None if path is None else Glossary.read(path, runs[0].tokenizers.target)
     translator = Translator(
         runs,
@@ -140,12 +142,14 @@ def load_translator(runs: "Sequence[Run]", settings: "DecodingSettings", options
         checkpoint=options["checkpoint"],
         device=options["device"],
         dtype=options["dtype"],
-        engine="mtkit" if glossary is not None and engine == "auto" else engine,
+        engine=engine,
         forks=True,
         say=note,
     )
     if glossary is not None:
         translator.require(glossary)
+    if options["prefix"] is not None:
+        translator.check_prefixes()
     if options["alignments"] is not None or options["markup"]:
         translator.check_links()
     return translator

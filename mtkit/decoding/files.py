@@ -83,6 +83,8 @@ def translate_file(
     _check_outputs(outputs, [source, document_ids, prefixes], part)
     if alignments is not None or markup:
         translator.check_links()
+    if prefixes is not None:
+        translator.check_prefixes()
     single = {"scores": scores, "prefixes": prefixes is not None, "glossary": translator.has_glossary}
     joins = joins_documents(translator.runs, documents, translator.settings, **single, say=say)
     ids = document_ids if joins else None

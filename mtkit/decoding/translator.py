@@ -204,8 +204,10 @@ class Translator:
         are the texts with which the translations must begin. `first` is the number of the first line among all that
         are translated, from 0.
 
-        Raises: MtkitError for a direction that the runs do not support.
+        Raises: MtkitError for a direction that the runs do not support, and as `check_prefixes` if there are prefixes.
         """
+        if prefixes is not None:
+            self.check_prefixes()
         if isinstance(direction, Directions):
             directions = direction.among(self.runs[0].directions)
         else:
@@ -262,6 +264,11 @@ class Translator:
         if "\n" in source.strip() or "\n" in (target or "").strip():
             raise MtkitError("give one line of text")
         return self.translate([source], direction=direction)[0][0].text if target is None else target
+
+    def check_prefixes(self) -> None:
+        """Raises: MtkitError if the user named an engine that cannot begin translations with given text."""
+        if self._engine_name == "ctranslate2":
+            raise MtkitError("CTranslate2 does not support prefixes; leave --engine out")
 
     def check_links(self) -> None:
         """Raises: MtkitError if words cannot be aligned: an ensemble, no weights, several translations per line."""

@@ -8,8 +8,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from mtkit.cli.app import app
+from mtkit.decoding.files import translate_file
 from mtkit.decoding.lines import chunks
+from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
+from mtkit.runs import find_run
 from mtkit.storage.journal import Finished, Journal
 from tests.decoding.trained import make_run, sentences
 
@@ -70,6 +73,18 @@ def test_auto_takes_it_and_says_so_in_one_line() -> None:
 def test_what_it_cannot_do_is_refused_in_one_line() -> None:
     with pytest.raises(MtkitError, match=r"not possible: decoding\.method = sample"):
         typed("--engine", "ctranslate2", "--method", "sample")
+
+
+def test_prefixes_are_for_mtkits_own_search() -> None:
+    given = ["--input", "lines.txt", "--output", "out.txt", "--prefix", "lines.txt"]
+    assert "ctranslate2" not in typed(*given).stderr
+    Path("out.txt").unlink()
+    with pytest.raises(MtkitError, match="CTranslate2 does not support prefixes; leave --engine out"):
+        typed(*given, "--engine", "ctranslate2")
+    translator = Translator([find_run()], engine="ctranslate2")
+    with pytest.raises(MtkitError, match="CTranslate2 does not support prefixes"):
+        translate_file(translator, LINES, Path("out.txt"), prefixes=LINES)
+    assert list(Path().glob("out.txt*")) == []
 
 
 def test_a_shortlist_is_its_vocabulary_map() -> None:

@@ -117,7 +117,7 @@ class CTranslate2Engine(ModelEngine):
         """CTranslate2's hypotheses, and mtkit's own for the segments that need its rules.
 
         CTranslate2 cannot be stopped, so long batches that may be stopped are decoded by mtkit's own search, and so are
-        batches with given beginnings.
+        batches with given beginnings: lines of a document after its previous lines (`Documents.context`), or prefixes.
         """
         if batch.prefixes is not None or (batch.stopped is not None and batch.longest > LONGEST_UNSTOPPED):
             return self.own.translate(batch)
