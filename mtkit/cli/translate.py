@@ -213,9 +213,10 @@ def translate(
     this_part, device = part_and_device(part, input, output, target, device)
     runs = find_runs(run, name)
     chosen = recipe_of(runs[0], recipe, with_method(decoding))
-    requested = True if document_ids is not None and documents is None else documents
+    ids = document_ids is not None
+    requested = True if ids and documents is None else documents
     single = {"scores": scores, "prefixes": prefix is not None, "glossary": glossary is not None}
-    joined = joins_documents(runs, requested, chosen.decoding, **single, forced=target is not None, say=note)
+    joined = joins_documents(runs, requested, chosen.decoding, ids=ids, **single, forced=bool(target), say=note)
     use_threads(threads)
     translator = load_translator(runs, chosen.decoding, {**options, "device": device})
     recipe_data = chosen.data if "data" in chosen.model_fields_set else runs[0].recipe.data

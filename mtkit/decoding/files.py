@@ -75,8 +75,9 @@ def translate_file(
     With a `part` of a source file, only its lines are translated, into files of that part (`Part.output`), which
     `mtkit.decoding.lines.parts.join_parts` joins. A finished part is not translated again. Parts have no prefixes.
 
-    Raises: MtkitError for options that do not combine, for a string instead of a path or of lines, and if
-    `output` cannot be written or would replace text that is read or a file of a run; DataError for bad input.
+    Raises: MtkitError for options that do not combine or that the runs do not support, for a string instead of a path
+    or of lines, and if `output` cannot be written or would replace text that is read or a file of a run; DataError for
+    bad input.
     """
     heads = Heads() if heads is None else heads
     outputs = [output] if alignments is None else [output, alignments]
@@ -86,7 +87,8 @@ def translate_file(
     if prefixes is not None:
         translator.check_prefixes()
     single = {"scores": scores, "prefixes": prefixes is not None, "glossary": translator.has_glossary}
-    joins = joins_documents(translator.runs, documents, translator.settings, **single, say=say)
+    with_ids = document_ids is not None
+    joins = joins_documents(translator.runs, documents, translator.settings, ids=with_ids, **single, say=say)
     ids = document_ids if joins else None
     about = {
         **translator.identity,
@@ -163,7 +165,8 @@ def force_file(
     `translate_file`.
     """
     _check_outputs([output], [sources, targets, document_ids])
-    joins = joins_documents(translator.runs, documents, translator.settings, forced=True, say=say)
+    with_ids = document_ids is not None
+    joins = joins_documents(translator.runs, documents, translator.settings, ids=with_ids, forced=True, say=say)
     unpaired = f"must have as many lines as {name_of(sources, 'the sources')}, a translation each"
     texts, messages = [sources, targets], [f"{name_of(targets, 'the targets')} {unpaired}"]
     if joins and document_ids is not None:

@@ -80,7 +80,7 @@ def _completed(corpus: Corpus, direction: str, stem: Path, device: str, say: Say
             output,
             direction=direction,
             documents=False if corpus.documents is None else None,  # None: as the run was trained
-            document_ids=ids,
+            document_ids=None if translator.document_pieces is None else ids,
             say=say,
             on_progress=lambda lines: deque(islice(bar, lines), maxlen=0),
         )

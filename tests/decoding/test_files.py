@@ -105,6 +105,17 @@ def test_documents_have_ids_or_blank_lines(translator: Translator, monkeypatch: 
         translate_file(translator, lines, io.BytesIO(), documents=True, scores=True)
 
 
+def test_ids_of_documents_need_a_run_trained_on_documents(tmp_path: Path) -> None:
+    translator, ids = Translator([make_run(tmp_path).run], GREEDY), ["a", "a"]
+    lines, message = sentences(2, 2), "--document-ids needs a run trained on documents"
+    with pytest.raises(MtkitError, match=message):
+        translate_file(translator, lines, tmp_path / "out", document_ids=ids)
+    with pytest.raises(MtkitError, match=message):
+        force_file(translator, lines, lines, tmp_path / "out", document_ids=ids)
+    assert not (tmp_path / "out").exists()
+    translate_file(translator, lines, tmp_path / "out", documents=False, document_ids=ids)
+
+
 def test_given_translations_are_scored(translator: Translator, tmp_path: Path) -> None:
     lines, given = sentences(4, 5), sentences(4, 6)
     expected = [f"{each.log_prob:.6f}" for each in translator.force_pieces(lines, given)]

@@ -122,6 +122,8 @@ def test_documents_are_those_of_the_corpus(tmp_path: Path, monkeypatch: pytest.M
     with_translations(settings({"source": "more.en", "documents": "empty-lines", "translated_by": str(run)}))
     with_translations(settings({"source": "more.en", "translated_by": str(run)}))
     assert asked == [(None, Path("ids")), (None, Path("ids")), (None, None), (False, None)]  # each time anew
+    with_translations(settings({"source": "more.en", "documents": "ids", "translated_by": "one"}))
+    assert asked[4:] == [(None, None)]  # that run translates sentences
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:

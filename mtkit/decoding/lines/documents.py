@@ -19,6 +19,7 @@ def joins_documents(
     requested: bool | None,
     settings: DecodingSettings,
     *,
+    ids: bool = False,
     scores: bool = False,
     prefixes: bool = False,
     glossary: bool = False,
@@ -27,14 +28,16 @@ def joins_documents(
 ) -> bool:
     """Return whether lines of a document are translated together: as `requested`; None: if all runs were trained so.
 
-    Given translations (`forced`) are scored after the lines that precede them. `say` gets a message if the settings
-    or the options rule out the default.
+    `ids` is whether the documents have ids. Given translations (`forced`) are scored after the lines that precede them.
+    `say` gets a message if the settings or the options rule out the default.
 
-    Raises: MtkitError if they rule out the request, or if a run was not trained on documents.
+    Raises: MtkitError if they rule out the request, or if documents or their ids are given and a run was not trained on
+    documents.
     """
     trained = document_pieces(runs) is not None
-    if requested and not trained:
-        raise MtkitError("--documents needs a run trained on documents (data.documents in its recipe); leave it out")
+    if not trained and (requested or (ids and requested is None)):
+        option = "--document-ids" if ids else "--documents"
+        raise MtkitError(f"{option} needs a run trained on documents (data.documents in its recipe); leave it out")
     if not trained or requested is False:
         for name in ("context", "document_pieces"):
             if value := getattr(settings, name):
