@@ -171,9 +171,13 @@ class Tokenizer:
         return text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return one line of text, without specials, tags and breaks; bytes that are not UTF-8 become U+FFFD."""
+        """Return one line of text, without specials, tags and breaks.
+
+        Line feeds and carriage returns, which pieces of bytes can spell, become spaces; bytes that are not UTF-8 become
+        U+FFFD.
+        """
         text: str = self._processor.decode([int(piece) for piece in ids if piece > EOS])
-        return _spaced(text).replace("\n", " ")
+        return _spaced(text).replace("\n", " ").replace("\r", " ")
 
     def altered(self, lines: Sequence[str], pieces: Sequence[list[int]], threads: int = -1) -> list[bool]:
         """Return whether decoding each line's pieces gives another text, spaces aside."""

@@ -90,7 +90,8 @@ def test_lines_are_encoded_as_each_alone(tokenizer: Tokenizer) -> None:
 
 def test_decoding_drops_specials_and_gives_one_line(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([BOS, *tokenizer.encode("a red dog"), EOS, PAD, PAD]) == "a red dog"
-    assert "\n" not in tokenizer.decode(tokenizer.encode("a\nb"))
+    for text in ("a\nb", "a\rb", "a\r\nb\r"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text.replace("\n", " ").replace("\r", " ")
 
 
 def test_tags_and_breaks_are_pieces_that_no_text_is_cut_into(tmp_path: Path) -> None:
