@@ -38,6 +38,9 @@ COMPARED = 50
 TOLERATED = 0.1
 """Share of lines that may differ: if two pieces are equally likely within rounding, libraries choose differently."""
 
+LACKS = {"huggingface": ("coverage_penalty", "mbr"), "ctranslate2": ("epsilon", "mbr")}
+"""{format: decoding settings that its library does not support}; Argos Translate has its own search settings."""
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -94,12 +97,21 @@ def export_run(run: Run, to: str, folder: Path, *, checkpoint: str = "best") -> 
         write(run, translator.network, temporary)
         caution = huggingface.caution(run.recipe) if to == "huggingface" else ""
         caution = argos.caution(run) if to == "argos" else caution
+        caution = "; ".join(filter(None, (_lost_settings(run.recipe, to), caution)))
         exported = Exported(folder, name, compare(run, translator, temporary, to), caution)
         tag = tag_of(run, spelled(run.tokenizers.source, MARKS[to]))
         write_text(temporary / "README.md", card(run, name, to, exported.compared, tag, caution))
         if to == "argos":
             argos.pack(run, temporary, place)
     return exported
+
+
+def _lost_settings(recipe: Recipe, to: str) -> str:
+    """Return a warning that names the decoding settings which the library lacks; empty if it has all."""
+    chosen = recipe.decoding
+    lost = [name for name in LACKS.get(to, ()) if getattr(chosen, name) and not chosen.without_effect([name])]
+    names = " and ".join(f"decoding.{name} = {getattr(chosen, name)}" for name in lost)
+    return f"{LIBRARIES[to]} does not support {names}, so it makes other translations than mtkit" if lost else ""
 
 
 def _check(recipe: Recipe) -> None:

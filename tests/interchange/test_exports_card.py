@@ -77,6 +77,26 @@ def test_other_searches_have_their_settings_in_the_export(to: str, tmp_path: Pat
     assert "model.cell" not in card
 
 
+@pytest.mark.parametrize(
+    ("to", "decoding", "lost"),
+    [
+        ("huggingface", {"coverage_penalty": 0.2}, "decoding.coverage_penalty = 0.2"),
+        ("huggingface", {"coverage_penalty": 0.2, "mbr": "bleu"}, "coverage_penalty = 0.2 and decoding.mbr = bleu"),
+        ("huggingface", {"method": "sample", "epsilon": 0.02}, ""),
+        ("ctranslate2", {"coverage_penalty": 0.2}, ""),
+        ("ctranslate2", {"method": "sample", "epsilon": 0.02}, "decoding.epsilon = 0.02"),
+    ],
+)
+def test_settings_that_the_library_lacks_are_named(
+    to: str, decoding: dict[str, Any], lost: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("ctranslate2")
+    exported = export_run(make_run(tmp_path / "a", model=MODEL, decoding=decoding), to, tmp_path / "out")
+    assert ("does not support" in exported.caution) == bool(lost)
+    assert lost in exported.caution
+    assert exported.caution[1:] in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
 def test_an_imported_model_was_not_trained_by_mtkit(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from tests.interchange.theirs import save_theirs
