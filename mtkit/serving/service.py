@@ -40,6 +40,8 @@ class TextPart:
     text: str
     number: int
     """Index of the string in the request."""
+    first: int = 0
+    """Number of the string's lines, or parts of lines, before it; the draws of sampling depend on it."""
     seam: str = ""
     """Text between the translations of the previous part and of this one."""
     page: Page | None = None
@@ -144,9 +146,11 @@ class Service:
             if size <= most or (self._joins_lines(n_best) and max(self.sizes(LINE.findall(string))) <= most):
                 parts.append(TextPart(string, number, page=pages[number] if html else None))
             elif html:
-                parts += [TextPart(page.text, number, page=page) for page in pages[number].split()]
+                split_pages = enumerate(pages[number].split())
+                parts += [TextPart(page.text, number, first, page=page) for first, page in split_pages]
             else:
-                parts += self._split(string, number, direction, most)
+                split_lines = enumerate(self._split(string, number, direction, most))
+                parts += [replace(part, first=first) for first, part in split_lines]
         jobs: list[TranslationJob] = []
         group: list[TextPart] = []
         total = 0
@@ -171,7 +175,7 @@ class Service:
             texts = split_to_fit(text, max(1, most - 1), count, source) if size > most else []
             *others, last = texts or [text]
             for k, part in enumerate([*others, last + line[len(text) :]]):
-                yield TextPart(part, number, seam(target) if k else "")
+                yield TextPart(part, number, seam=seam(target) if k else "")
 
     def work(
         self, jobs: Sequence[TranslationJob | AttentionJob], stopped: Callable[[], bool] | None = None
@@ -202,7 +206,11 @@ class Service:
             documents=owner if self._joins_lines(n_best) else None,
         )
         # the draws of sampling depend on a line's place in its string, not on the other requests
-        source = replace(source, numbers=[number for pieces in split_parts for number in range(len(pieces[::2]))])
+        places = [
+            range(part.first, part.first + len(pieces[::2]))
+            for (part, _), pieces in zip(parts, split_parts, strict=True)
+        ]
+        source = replace(source, numbers=[*chain.from_iterable(places)])
         hypotheses = translator.translate(source, stopped=stopped)
         ranks = list(zip(*hypotheses, strict=True))
         is_html = jobs[0].parts[0].page is not None

@@ -80,6 +80,18 @@ def test_sampled_translations_do_not_depend_on_other_requests(translator: Transl
     assert service.work([cats, dog])[1] == service.work([dog])[0]
 
 
+@pytest.mark.parametrize("html", [False, True])
+def test_parts_of_a_string_have_draws_of_their_own(translator: Translator, html: bool) -> None:
+    settings = translator.settings.model_copy(update={"method": "sample", "n_best": 1})
+    service = Service(translator.with_settings(settings))
+    strings = ["<p>A cat.</p>" * 6 if html else "A cat.\n" * 6, "A cat."]
+    whole, parts = (service.jobs(strings, "en-de", 1, most, html=html) for most in (1000, 12))
+    assert (len(whole), len(parts) > 2) == (1, True)
+    expected, found = (join_parts(jobs, [service.work([job])[0] for job in jobs]) for jobs in (whole, parts))
+    assert found == expected
+    assert len({*re.split("\n|<p>", found[0][0])}) > 4
+
+
 def test_strings_are_documents_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path, documents=60).run
     translator = Translator([run], run.recipe.decoding.model_copy(update={"method": "greedy", "max_pieces": 6}))
