@@ -120,7 +120,7 @@ class World:
             # before any allocation, which would otherwise be on the first GPU
             torch.cuda.set_device(torch.device(device))
         self.device = find_device(device)
-        if self.device.type == "cuda" and self.device.index is not None:
+        if self.size == 1 and self.device.type == "cuda" and self.device.index is not None:
             torch.cuda.set_device(self.device)  # Triton's kernels run there only
         self._closed: WeakSet[Closed] = WeakSet()
 

@@ -74,7 +74,7 @@ def test_a_run_in_float16_by_choice_can_be_read(
     """As on a GPU without bfloat16."""
     monkeypatch.setattr("mtkit.training.precision.best_precision", lambda device: "float16")
     choices = [Precision("float16", CPU)]
-    monkeypatch.setattr("mtkit.training.precision_choice.update_precisions", lambda setting, device: choices)
+    monkeypatch.setattr("mtkit.training.precision_choice.update_precisions", lambda setting, device, graphs: choices)
     run(tiny(training={"precision": "auto", "max_updates": 2}), prepared, tmp_path)
     assert Run(tmp_path).about["precision"] == "float16"
 

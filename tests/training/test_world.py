@@ -44,6 +44,15 @@ def test_a_process_touches_no_other_gpu_than_its_own(name: str, monkeypatch: pyt
     assert calls == [("set", "cuda:1"), ("allocate", "cuda:1")]
 
 
+def test_a_single_process_computes_on_the_gpu_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))
+    ones = torch.ones(1)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: ones)
+    assert World("cuda:1").device == torch.device("cuda", 1)
+    assert calls == ["cuda:1"]
+
+
 def test_a_process_without_a_gpu_of_its_own_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
