@@ -99,6 +99,7 @@ class About(TypedDict):
     commands: NotRequired[list[str]]
     precision: NotRequired[Literal["float32", "bfloat16", "float16"]]
     kernels: NotRequired[bool]
+    graphs: NotRequired[bool]
     flops_per_token: NotRequired[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     packages: NotRequired[dict[str, str]]
     embeddings: NotRequired[list[Embedded]]

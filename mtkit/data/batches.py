@@ -121,6 +121,11 @@ class Batch:
         """Positions of the wider side, padding counted; memory grows with it."""
         return len(self.source) * max(self.source.shape[1], self.target_in.shape[1])
 
+    @property
+    def real(self) -> int:
+        """Positions of both sides that are not padding."""
+        return int(self.source_valid.sum()) + self.target_tokens
+
     def halves(self) -> "tuple[Batch, Batch]":
         """Split its segments, at least two, into two batches, each padded no wider than it needs."""
         middle = (len(self.source) + 1) // 2

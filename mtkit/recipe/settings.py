@@ -296,8 +296,8 @@ class TrainingSettings(Settings):
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Arithmetic of training. auto is bfloat16 if the hardware has it, float16 on older GPUs, else float32. On CPUs
     with bfloat16 units, it times a few updates of bfloat16 and float32 before the first update, and uses the faster. On
-    a GPU, in any precision, kernels in Triton are timed so and used if they are faster, unless results must be
-    deterministic or several GPUs train."""
+    a GPU, in any precision, kernels in Triton and CUDA graphs are timed so and used if they are faster, unless results
+    must be deterministic or several GPUs train."""
     sum_gradients_in: Literal["float32", "bfloat16"] = "float32"
     """Type of the gradients in the all-reduce between processes. bfloat16 halves the traffic, and rounds each gradient
     to 3 digits."""

@@ -192,7 +192,7 @@ class Training:
             work = next(batches)
         rate = self.schedule(number, self.limits.done(self.progress))
         self.updater.run(work, number, rate=rate, total_updates=self.limits.total_updates(self.progress))
-        self.interval.count(work.tokens)
+        self.interval.count(work.tokens, work.batches)
         self._unchecked[number] = (self.progress.epoch, work.rows)
         self.progress = self.progress.after_update(work.epoch, work.batch, work.tokens)
         self.line.expect(*self._total_updates())

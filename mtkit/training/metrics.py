@@ -14,6 +14,7 @@ from typing import Any, Literal, NotRequired
 from tqdm import tqdm
 from typing_extensions import TypedDict
 
+from mtkit.data.batches import Batch
 from mtkit.errors import RunError
 from mtkit.storage.files import WriteError, inside, json_text, write_text
 from mtkit.storage.records import Count, read_stored_lines, stored
@@ -103,10 +104,12 @@ class Interval:
         yield
         self._begin += monotonic() - begin
 
-    def count(self, tokens: int) -> None:
-        """Count one update of so many target tokens."""
+    def count(self, tokens: int, batches: Sequence[Batch] = ()) -> None:
+        """Count one update of so many target tokens, of which this process computes `batches`."""
         self._updates += 1
         self._tokens += tokens
+        self._positions += sum(batch.source.numel() + batch.target_in.numel() for batch in batches)
+        self._real += sum(batch.real for batch in batches)
 
     def read(self, sums: Sequence[float], rate: float) -> dict[str, float]:
         """Return the interval's line, from the sums of `Updater.read`, and begin the next interval."""
@@ -123,6 +126,8 @@ class Interval:
             "seconds_per_update": self.seconds_per_update,
             "data_wait": self._waited / seconds,
         }
+        if self._positions:
+            row["padding"] = 1.0 - self._real / self._positions
         if segments:
             row["reward"] = reward / segments
         if divergence:
@@ -135,7 +140,7 @@ class Interval:
     def _restart(self) -> None:
         self._begin = monotonic()
         self._waited = 0.0
-        self._updates = self._tokens = 0
+        self._updates = self._tokens = self._positions = self._real = 0
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -182,6 +187,7 @@ class ProgressLine:
             f"rate {row['rate']:.2e}",
             f"grad norm {row['gradient_norm']:.2f}",
             f"data wait {row['data_wait']:.0%}",
+            *([f"padding {row['padding']:.0%}"] if "padding" in row else []),
         ]
         if not self._bar.disable:
             self._bar.set_postfix_str(self._fitting(update, measured))

@@ -67,7 +67,7 @@ def resolve_precision(
     if setting == "auto" and "precision" in about:
         setting = about["precision"]
     if "kernels" in about:
-        return Precision(setting, device, kernels=bool(about["kernels"]), graphs=bool(about.get("graphs")))
+        return Precision(setting, device, kernels=about["kernels"], graphs=about.get("graphs", False))
     candidates = update_precisions(setting, device, graphs=can_be_recorded(recipe.model))
     if device.type == "cuda" and (recipe.training.deterministic or world.size > 1):
         candidates = candidates[:1]

@@ -234,7 +234,7 @@ def embed_word_vectors(
     return [table for table, _ in records]
 
 
-MEASURED = ("precision", "kernels", "flops_per_token", "embeddings")
+MEASURED = ("precision", "kernels", "graphs", "flops_per_token", "embeddings")
 """Keys of run.json that are measured before the first update, and kept by a resumed run."""
 
 

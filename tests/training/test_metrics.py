@@ -5,8 +5,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+from mtkit.data.batches import Batch
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.pictures.curves import draw_curves
 from mtkit.training.metrics import Interval, Metrics, ProgressLine, ignoring_write_errors, read_metrics
@@ -80,8 +83,11 @@ def test_an_interval_gives_means_per_token_and_per_update() -> None:
         pass
     with interval.waiting():
         pass
-    interval.count(10)
+    valid = torch.tensor([[True, True, True, False], [True, False, False, False]])
+    pieces = torch.zeros(2, 4, dtype=torch.long)
+    interval.count(10, [Batch(pieces, valid, pieces, pieces, valid, 4, np.arange(2))])
     row = interval.read([80.0, 40.0, 8.0, -6.0, 4.0, 10.0, 3.0, 2.0], rate=0.5)
+    assert row["padding"] == 0.5
     assert row["loss"] == 2.2
     assert row["nll"] == 1.0
     assert row["perplexity"] == pytest.approx(2.71828, rel=1e-5)
