@@ -5,7 +5,7 @@ kernels on the same memory: numbers of the host are those of the recording, and 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -78,6 +78,10 @@ def kept(results: int) -> Callable[[Callable[P, T]], Kept[P, T]]:
     return lambda make: Kept(make, results)
 
 
+ROOM = 0.1
+"""Share of a GPU's memory that is free before another graph is recorded."""
+
+
 class Graphs:
     """Records computations as CUDA graphs, which share memory: only one at a time may be in use.
 
@@ -97,19 +101,34 @@ class Graphs:
             self._capture(self._first, lambda: torch.zeros(1, device=device))
 
     def __call__(self, compute: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """Record a computation, as a `Recorder`."""
+        """Record a computation, as a `Recorder`. Raises: RuntimeError if it cannot be recorded."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
-            return self._capture(graph, compute, pool=self._first.pool()), graph.replay
+            try:
+                return self._capture(graph, compute, pool=self._first.pool()), graph.replay
+            except RuntimeError:
+                # the random generator believes itself recorded until another recording ends well
+                self._capture(torch.cuda.CUDAGraph(), lambda: torch.zeros(1, device=self._device))
+                raise
+
+    def has_room(self) -> bool:
+        """Whether the GPU has memory for another graph, which is outside of PyTorch's memory."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        return free > ROOM * total
 
     def _capture(self, graph: torch.cuda.CUDAGraph, compute: Callable[[], Any], **pool: Any) -> Any:
-        stream = self._stream or torch.cuda.Stream()
+        stream, results = self._stream or torch.cuda.Stream(), None
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             graph.capture_begin(**pool, capture_error_mode="thread_local")  # other threads may use the device
+            waits, failed = torch.cuda.get_sync_debug_mode(), True
+            # a wait for the device would invalidate the recording; PyTorch raises an error before it
+            torch.cuda.set_sync_debug_mode("error")
             try:
-                results = compute()
+                results, failed = compute(), False
             finally:
-                graph.capture_end()
+                torch.cuda.set_sync_debug_mode(waits)
+                with suppress(RuntimeError) if failed else nullcontext():  # the first error is the reason
+                    graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         return results

@@ -8,8 +8,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-REFUSED = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2"}
-"""Operations for whose results a host would wait for its GPU."""
+REFUSED = {
+    "_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive", "bincount",
+    "equal", "is_nonzero", "_linalg_check_errors",
+}  # fmt: skip
+"""Operations for whose results a host would wait for its GPU; so would it for indices that are masks."""
 
 
 class _Recording(TorchDispatchMode):
@@ -23,7 +26,10 @@ class _Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
-        if name in REFUSED:
+        indices = args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else []
+        masks = any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices)
+        counted = name == "repeat_interleave" and not (kwargs or {}).get("output_size")
+        if name in REFUSED or masks or counted:
             raise RuntimeError(f"{name} is not permitted when stream is capturing")
         args, kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs or {}))
         for argument, value in zip(func._schema.arguments, args, strict=False):

@@ -22,9 +22,9 @@ from mtkit.model.sublayers import forget_pools
 from mtkit.recipe import Recipe
 from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.objective import LOSS
-from mtkit.training.optimization.recorded_passes import can_be_recorded
 from mtkit.training.optimization.schedule import build_schedule
-from mtkit.training.precision import Precision, fast_and_repeatable, update_precisions
+from mtkit.training.precision import Precision, fast_and_repeatable
+from mtkit.training.precision_choice import possible_precisions
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 
@@ -77,7 +77,7 @@ class OwnTrainer:
         """
         self.attention = label_attention(recipe) if attention is None else attention
         precision = precision or Precision(recipe.training.precision, world.device)
-        self.precision = str(precision)
+        self.precision, self._graphs = str(precision), precision.graphs
         self.model: Network = build_model(recipe, **prepared.model_sizes).to(world.device)
         self._updater = Updater(self.model, recipe, world, precision)
         self._schedule = build_schedule(recipe.training, recipe.model.d_model)
@@ -92,7 +92,9 @@ class OwnTrainer:
         self._updater.run(work, number, rate=self._schedule(number, 0.0), total_updates=max(number, 100_000))
 
     def read_loss(self) -> float:
-        """Return the loss from the running sums of the training."""
+        """Return the loss from the running sums of the training. Raises: MtkitError if CUDA graphs have failed."""
+        if self._graphs and not self._updater.recorded_shapes:
+            raise MtkitError("passes of this model cannot be recorded as CUDA graphs here")
         return self._updater.read()[LOSS]
 
 
@@ -105,8 +107,7 @@ def own_trainers(
     """
 
     def ways(recipe: Recipe) -> Iterable[Precision]:  # each has a loss scale of its own
-        graphs = can_be_recorded(recipe.model)
-        found = [way for name in precisions for way in update_precisions(name, world.device, graphs=graphs)]
+        found = [way for name in precisions for way in possible_precisions(recipe, name, world)]
         return {str(way): way for way in found}.values()
 
     return [OwnTrainer(recipe, prepared, world, way, name) for name, recipe in recipes for way in ways(recipe)]

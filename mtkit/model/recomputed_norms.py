@@ -43,7 +43,7 @@ def _pack(x: Tensor) -> Any:
     owner = x if x._base is None else x._base
     recomputed: Recomputed | None = getattr(owner, "recomputed", None)
     if recomputed is None or x._version > 0 or x.dtype != owner.dtype:
-        return x
+        return x.detach()  # an operation that kept its own output, with its history, would never be freed
     recomputed.uses += 1
     return recomputed, x.size(), x.stride(), x.storage_offset()
 

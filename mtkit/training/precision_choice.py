@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 
 import torch
+from torch import Tensor
 
 from mtkit.errors import cut_words
 from mtkit.memory import OOM_ERRORS, forget_peak, is_oom
@@ -34,7 +35,10 @@ WIDTHS = 3
 """Batches of different widths that are measured."""
 
 SAME = 0.05
-"""Distance between gradients from CUDA graphs and computed ones, relative to their norm, that rounding explains."""
+"""Distance between results of CUDA graphs and computed ones, relative to these, that rounding explains."""
+
+ATTEMPTS = 8
+"""Updates in float16 until the loss scale fits."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,9 @@ def resolve_precision(
     if setting == "auto" and "precision" in about:
         setting = about["precision"]
     if "kernels" in about:
-        return Precision(setting, device, kernels=about["kernels"], graphs=about.get("graphs", False))
-    candidates = update_precisions(setting, device, graphs=can_be_recorded(recipe.model))
-    if device.type == "cuda" and (recipe.training.deterministic or world.size > 1):
-        candidates = candidates[:1]
+        graphs = about.get("graphs", False) and device.type == "cuda"
+        return Precision(setting, device, kernels=about["kernels"], graphs=graphs)
+    candidates = possible_precisions(recipe, setting, world)
     (fewest,) = world.agree(-len(candidates))  # candidates of all machines
     candidates = candidates[: -int(fewest)]
     sharded = recipe.training.shard and world.size > 1
@@ -86,6 +89,13 @@ def resolve_precision(
             record(folder, "kernels", chosen.kernels)
             record(folder, "graphs", chosen.graphs)
     return Precision(setting, device, kernels=chosen.kernels, graphs=chosen.graphs) if chosen.scaler else chosen
+
+
+def possible_precisions(recipe: Recipe, setting: str, world: World) -> list[Precision]:
+    """Return the ways to compute the recipe's updates in this world with this `training.precision`."""
+    candidates = update_precisions(setting, world.device, graphs=can_be_recorded(recipe.model))
+    alone = world.device.type != "cuda" or not (recipe.training.deterministic or world.size > 1)
+    return candidates if alone else candidates[:1]
 
 
 def _measured(
@@ -174,13 +184,18 @@ def _same_gradient(updater: Updater, choices: dict[str, Precision], name: str, w
         target_out=(batch.target_out + 1) % vocabulary,
     )
     computed = next(each for each in choices.values() if each.kernels == choices[name].kernels and not each.graphs)
-    gradients = []
-    for precision in (computed, computed, choices[name]):  # the first leaves the model's statistics as the second does
-        updater.precision = precision
-        updater.run(replace(work, batches=[other]), 2, rate=0.0, total_updates=2)
-        gradients.append([weight.grad.clone() for weight in updater.model.parameters() if weight.grad is not None])
-    _, wanted, found = gradients
-    if len(wanted) != len(found):
+    for _ in range(ATTEMPTS):
+        results: list[tuple[list[float], dict[str, Tensor]]] = []
+        for precision in (computed, computed, choices[name]):  # the second follows the same statistics as the third
+            updater.precision = precision
+            updater.run(replace(work, batches=[other]), 2, rate=0.0, total_updates=2)
+            weights = updater.model.named_parameters()
+            gradients = {key: weight.grad.clone() for key, weight in weights if weight.grad is not None}
+            results = [*results[-1:], (updater.read(), gradients)]
+        (wanted_sums, wanted), (sums, found) = results
+        if wanted_sums[-1] and sums[-1]:  # float16 lowers its loss scale if a gradient is not finite
+            break
+    if wanted.keys() != found.keys() or any(abs(a - b) > SAME * abs(a) for a, b in zip(wanted_sums, sums, strict=True)):
         return False
-    difference = torch.nn.utils.get_total_norm(torch._foreach_sub(wanted, found))
-    return bool(difference <= SAME * torch.nn.utils.get_total_norm(wanted))
+    total = torch.nn.utils.get_total_norm(list(wanted.values()))
+    return all(bool((found[key] - wanted[key]).norm() <= SAME * (wanted[key].norm() + 0.1 * total)) for key in wanted)

@@ -65,7 +65,7 @@ def training_step(
     totals = objective.new_totals()
     optimizer.zero_grad(set_to_none=True)
     for number, batch in enumerate(batches, start=1):
-        if recorded is not None and rate is not None:
+        if recorded is not None:
             recorded(passes, batch, tokens, totals)
         else:
             passes(batch, tokens, totals, last=rate is not None and number == len(batches))

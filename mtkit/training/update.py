@@ -35,7 +35,7 @@ from mtkit.training.optimization.gradient_reduction import (
 )
 from mtkit.training.optimization.low_weights import LowWeights
 from mtkit.training.optimization.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
-from mtkit.training.optimization.recorded_passes import RecordedPasses
+from mtkit.training.optimization.recorded_passes import TOO_LARGE, RecordedPasses, can_be_recorded
 from mtkit.training.optimization.schedule import peak_rate
 from mtkit.training.precision import Precision
 from mtkit.training.progress import Progress
@@ -201,13 +201,12 @@ class Updater:
         lowers = self.precision.lowers_weights and isinstance(self._reduction, FlatReduction)
         if lowers:
             self.low_weights.refresh()
-        if self.precision.graphs and self._recorded is None:
-            self._recorded = RecordedPasses(
-                [parameter for parameter in self.model.parameters() if parameter.requires_grad], self._say
-            )
         while True:
             seed_generators(self._recipe.seed, number, self.world.rank)
-            parts = DeviceBatches([*self._halved(batches)], self._load)
+            fitting = [*self._halved(batches)]
+            # parts of halved batches have shapes that hardly come again
+            recorded = self._records() if rate is not None and len(fitting) == len(batches) else None
+            parts = DeviceBatches(fitting, self._load if recorded is None else self._load_on_grid)
             try:
                 with triton_kernels(self.precision.kernels), float32_products(self.model):
                     return training_step(
@@ -219,7 +218,7 @@ class Updater:
                         reduction=self._reduction,
                         precision=self.precision,
                         low_weights=self.low_weights.in_place if lowers else nullcontext,
-                        recorded=self._recorded if self.precision.graphs else None,
+                        recorded=recorded,
                         clip_norm=self._settings.clip_norm,
                         rate=rate,
                     )
@@ -229,11 +228,26 @@ class Updater:
                     raise
             # outside `except`, no error keeps the failed pass's tensors alive
             self.optimizer.zero_grad(set_to_none=True)
-            self._halve_from_now_on(parts.current)
+            if recorded is not None and recorded.shapes:
+                recorded.give_up(TOO_LARGE)
+            else:
+                self._halve_from_now_on(parts.current)
             self._restore_buffers(buffers)
 
     def _load(self, batch: Batch) -> DeviceBatch:
-        return (DeviceBatch.on_grid if self.precision.graphs else DeviceBatch.of)(batch, self.world.device)
+        return DeviceBatch.of(batch, self.world.device)
+
+    def _load_on_grid(self, batch: Batch) -> DeviceBatch:
+        return DeviceBatch.on_grid(batch, self.world.device)
+
+    def _records(self) -> RecordedPasses | None:
+        """Return what repeats passes from CUDA graphs, if that is chosen and possible: on one GPU, of whole models."""
+        if not self.precision.graphs or self.world.size > 1 or not can_be_recorded(self._recipe.model):
+            return None
+        if self._recorded is None:
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            self._recorded = RecordedPasses(trained, self._say)
+        return self._recorded if self._recorded.records else None
 
     def _halved(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         """Yield the batches, halved until each is expected to fit in memory; a single segment is not halved."""

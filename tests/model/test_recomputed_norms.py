@@ -1,5 +1,6 @@
 """Norms that are computed again: the same gradients to the last bit, and outputs that no graph holds."""
 
+import gc
 import weakref
 from collections.abc import Callable
 
@@ -84,3 +85,14 @@ def test_second_derivatives_pass_through() -> None:
             return linear(norm(x)).square()
 
     assert torch.autograd.gradgradcheck(compute, torch.randn(2, 4, dtype=torch.float64, requires_grad=True))
+
+
+def test_an_operation_that_is_not_used_frees_its_own_output() -> None:
+    """An operation may keep its output for a backward pass that does not come."""
+    x = rows()
+    with norms_recomputed(CPU):
+        unused = x.exp()
+    kept = weakref.ref(unused)
+    del unused
+    gc.collect()
+    assert kept() is None

@@ -1,5 +1,6 @@
 """Passes over batches that a GPU repeats from CUDA graphs, one for each shape of batches."""
 
+import gc
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,14 @@ from mtkit.terminal import Say
 from mtkit.training.device_batch import DeviceBatch
 
 MOST = 256
-"""Graphs that are kept. A graph takes memory for its thousands of kernels, and none of its own for their results."""
+"""Graphs that are kept. A graph takes memory for its thousands of kernels, and shares the memory of their results."""
 
 Passes = Callable[[DeviceBatch, Tensor | float, Tensor], None]
 """passes(batch, tokens, totals): a forward and backward pass, which adds the gradient of the batch's objective, divided
 by `tokens`, to each parameter's `grad`, and the batch's measurements to `totals`."""
+
+
+TOO_LARGE = "they take too much memory"
 
 
 def can_be_recorded(model: ModelSettings) -> bool:
@@ -51,6 +55,7 @@ class RecordedPasses:
     def __init__(self, parameters: Sequence[nn.Parameter], say: Say, record: Recorder | None = None) -> None:
         self._parameters, self._say = parameters, say
         self._record: Recorder | None = record or Graphs(parameters[0].device, together=True)
+        self._has_room = self._record.has_room if isinstance(self._record, Graphs) else lambda: True
         self._graphs: dict[Hashable, _Graph] = {}
         self._gradients: dict[nn.Parameter, Tensor] = {}
 
@@ -68,7 +73,7 @@ class RecordedPasses:
         # which parameters get a gradient shows only if there is none before
         first = all(parameter.grad is None for parameter in self._parameters)
         passes(batch, tokens, totals)
-        if first and self._record is not None and len(self._graphs) < MOST:
+        if first and self._record is not None and len(self._graphs) < MOST and self._has_room():
             trained = [parameter for parameter in self._parameters if parameter.grad is not None]
             self._add_graph(shape, passes, batch, tensors, torch.zeros_like(totals), trained)
 
@@ -76,6 +81,11 @@ class RecordedPasses:
     def shapes(self) -> int:
         """The number of shapes that are recorded."""
         return len(self._graphs)
+
+    @property
+    def records(self) -> bool:
+        """Whether passes are recorded, as far as there is room."""
+        return self._record is not None
 
     def _add_graph(
         self,
@@ -94,28 +104,33 @@ class RecordedPasses:
             totals.zero_()
             passes(batch, tokens, totals)
 
-        before = [parameter.grad for parameter in trained]
-        for parameter in trained:
-            parameter.grad = self._shared_gradient(parameter)
-        reason = ""
-        try:
-            _, run = recorded(self._record, compute)
-            self._graphs[shape] = _Graph(tensors, tokens, totals, trained, run)
-        except RuntimeError as error:
-            reason = "they take too much memory" if is_oom(error) else str(error).strip().partition("\n")[0]
-        finally:
-            for parameter, gradient in zip(trained, before, strict=True):
-                parameter.grad = gradient
+        before, reason = [parameter.grad for parameter in trained], ""
+        gc.collect()  # a graph of autograd that is alive in a cycle would keep its stream
+        for last in (False, True):
+            try:
+                for parameter in trained:
+                    parameter.grad = self._shared_gradient(parameter)
+                _, run = recorded(self._record, compute)
+                self._graphs[shape], reason = _Graph(tensors, tokens, totals, trained, run), ""
+            except RuntimeError as error:
+                reason = TOO_LARGE if is_oom(error) else str(error).strip().partition("\n")[0]
+            finally:
+                for parameter, gradient in zip(trained, before, strict=True):
+                    parameter.grad = gradient
+            if reason != TOO_LARGE or last:
+                break
+            _release_memory()  # which recording cannot do
         if reason:
-            self._give_up(reason)
+            self.give_up(reason)
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
         """Record nothing any more, and free the graphs' memory."""
         self._say(f"training goes on without CUDA graphs: {reason}")
         self._record = None
+        self._has_room = lambda: False  # which refers to the memory
         self._graphs.clear()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        self._gradients.clear()
+        _release_memory()
 
     def _shared_gradient(self, parameter: nn.Parameter) -> Tensor:
         if parameter not in self._gradients:
@@ -137,3 +152,9 @@ class RecordedPasses:
             torch._foreach_zero_(empty)
         if filled:
             torch._foreach_copy_(filled, values)
+
+
+def _release_memory() -> None:
+    """Return the memory that PyTorch caches on a GPU."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

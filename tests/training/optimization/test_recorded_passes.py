@@ -152,6 +152,40 @@ def test_passes_are_computed_if_they_cannot_be_recorded(updated: Any) -> None:
     np.testing.assert_allclose(other_totals, totals, rtol=1e-5)
 
 
+def test_graphs_are_given_up_before_a_batch_is_halved(updated: Any) -> None:
+    """Their memory may be what a computed pass lacks."""
+    said: list[str] = []
+    passes = iter(range(100))
+
+    def short_of_memory_once(model: Any) -> None:
+        def fail(*given: Any) -> None:
+            if next(passes) == 2:  # after a pass of the first shape and its recording
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        model.encoder[0].register_forward_pre_hook(fail)
+
+    wanted, _, _ = updated(small())
+    found, _, updater = updated(small(), record_operations, say=said.append, change=short_of_memory_once)
+    assert said == ["training goes on without CUDA graphs: they take too much memory"]
+    assert updater.max_batch_size is None
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=0.0, atol=1e-5)
+
+
+def test_a_recording_that_lacks_memory_is_tried_again_after_a_release(updated: Any) -> None:
+    attempts: list[int] = []
+
+    def record(compute: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return record_operations(compute)
+
+    _, _, updater = updated(small(), record)
+    assert updater.recorded_shapes == 2
+    assert len(attempts) == 3
+
+
 def test_only_so_many_shapes_are_recorded(updated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_passes, "MOST", 1)
     wanted, _, _ = updated(small())
