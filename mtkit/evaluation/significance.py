@@ -1,7 +1,9 @@
 """Significance tests between systems: paired bootstrap and approximate randomisation.
 
 Paired bootstrap resampling after Koehn (2004), approximate randomisation after Riezler and Maxwell (2005), both
-two-sided, with sacrebleu's draws and formulas, except for ties (`p_value`).
+two-sided, with sacrebleu's draws. The p-values of randomisation are sacrebleu's, except for ties (`p_value`). sacrebleu
+2.6's bootstrap p-value of a clear difference is about half of mtkit's: it centres absolute differences, which counts
+one tail only, and so rejects about 10% of equal systems at a level of 5%.
 """
 
 from collections.abc import Sequence
@@ -114,6 +116,6 @@ def p_value(chances: Numbers, distance: float, tie: float = TIE) -> float:
 
 
 def _bootstrap_p(baseline: Sequence[Any], system: Sequence[Any], distance: float, tie: float) -> float:
-    """Return the p-value of `distance` under the resamples' score distances, centred at their mean."""
-    apart = np.abs(np.array([score.score for score in system]) - np.array([score.score for score in baseline]))
-    return p_value(apart - apart.mean(), distance, tie)
+    """Return the two-sided p-value of `distance` under the resamples' score differences, centred at their mean."""
+    gaps = np.array([score.score for score in system]) - np.array([score.score for score in baseline])
+    return p_value(np.abs(gaps - gaps.mean()), distance, tie)

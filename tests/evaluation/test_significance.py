@@ -1,13 +1,17 @@
-"""Whether systems differ: sacrebleu's paired tests, to the last digit, but for ties."""
+"""Whether systems differ: sacrebleu's randomisation test, to the last digit except for ties; a two-sided bootstrap."""
 
+import random
+
+import numpy as np
 import pytest
 from sacrebleu.significance import PairedTest
 
 from mtkit.errors import MtkitError
 from mtkit.evaluation.metrics import ALL_METRICS
 from mtkit.evaluation.scores import named_metrics, score_corpus
+from mtkit.evaluation.segment_scores import segment_means
 from mtkit.evaluation.significance import compare_systems
-from mtkit.evaluation.statistics import Statistics, gather
+from mtkit.evaluation.statistics import Statistics, gather, resample
 from tests.evaluation.test_statistics import corpus
 
 SEGMENTS = 90
@@ -21,7 +25,7 @@ def statistics(references: list[list[str]]) -> list[list[Statistics]]:
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("test", ["bootstrap", "randomisation"])
-def test_p_values_and_signatures_are_sacrebleus(test: str, several: bool) -> None:
+def test_differences_signatures_and_randomisation_are_sacrebleus(test: str, several: bool) -> None:
     references = [corpus(SEGMENTS, 0)] + ([corpus(SEGMENTS, 0.1, 9)] if several else [])
     kind, times = {"bootstrap": ("bs", 300), "randomisation": ("ar", 500)}[test]
     # sacrebleu's results are found by its scores' names
@@ -39,13 +43,39 @@ def test_p_values_and_signatures_are_sacrebleus(test: str, several: bool) -> Non
                 assert ours == 1
             else:
                 assert ours is not None
-                tied = test == "randomisation" and difference.metric not in ("BLEU", "chrF")  # sacrebleu counts no ties
-                assert ours >= theirs[system].p_value if tied else ours == theirs[system].p_value
+                tied = difference.metric not in ("BLEU", "chrF")  # sacrebleu counts no ties
+                if test == "randomisation":
+                    assert ours >= theirs[system].p_value if tied else ours == theirs[system].p_value
                 surely.append(ours)
             signature = signatures["chrF2" if difference.metric == "chrF" else difference.metric]
             assert difference.signature == signature.format()
     assert min(surely) < 0.01
     assert max(surely) > 0.05
+
+
+def test_bootstrap_counts_both_tails() -> None:
+    systems = statistics([corpus(SEGMENTS, 0)])
+    resampled = resample(systems, 300)
+    found = compare_systems(systems, tests=["bootstrap"], resamples=300)
+    for system, differences in enumerate(found.differences, start=1):
+        for number, difference in enumerate(differences):
+            gaps = [b.score - a.score for a, b in zip(resampled[0][number], resampled[system][number], strict=True)]
+            mean = sum(gaps) / len(gaps)
+            extreme = sum(abs(gap - mean) >= abs(difference.value) - 1e-5 for gap in gaps)
+            assert difference.bootstrap_p == (1 if difference.value == 0 else (extreme + 1) / 301)
+
+
+def test_bootstrap_rejects_five_per_cent_of_equal_systems() -> None:
+    draw, rejected = random.Random(5), 0
+    for _ in range(200):
+        systems = [
+            [segment_means("rating", np.array([draw.gauss(50, 10) + draw.gauss(0, 5) for _ in range(60)]))]
+            for _ in range(2)
+        ]
+        ((difference,),) = compare_systems(systems, tests=["bootstrap"], resamples=300).differences
+        assert difference.bootstrap_p is not None
+        rejected += difference.bootstrap_p < 0.05
+    assert 0.02 <= rejected / 200 <= 0.09
 
 
 def test_only_the_tests_asked_for_are_done() -> None:
