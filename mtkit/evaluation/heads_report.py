@@ -54,11 +54,12 @@ def _rows_of(layer: LayerHeads) -> int:
 def _cell(value: Tensor | None, head: int, layer: LayerHeads, name: str) -> str:
     if value is None or (len(value) > 1 and head >= len(value)):
         return ""
-    number = value[head if len(value) > 1 else 0]
+    index = head if len(value) > 1 else 0
+    number = value[index]
     if torch.isnan(number).any():
         return ""
     if number.dim() == 0:
-        error = f" ± {float(layer.cost_error[head]):.4f}" if name == "cost" and layer.cost_error is not None else ""
+        error = f" ± {float(layer.cost_error[index]):.4f}" if name == "cost" and layer.cost_error is not None else ""
         return f"{float(number):.4f}{error}" if name == "cost" else f"{float(number):.3g}"
     if len(number) <= FEW:
         return " ".join(f"{value:.2g}" for value in number.tolist())
@@ -167,8 +168,8 @@ def _draw_scalars(axes: Any, panel: _Panels, stack: Sequence[tuple[LayerHeads, T
     """Draw the numbers (layers, heads) as a heat map with numbers in its cells."""
     count = max(max(len(value), layer.heads) for layer, value in stack)
     table = torch.full((len(stack), count), float("nan"))
-    for row, (_, value) in enumerate(stack):
-        shared = value if len(value) > 1 else value.expand(count)
+    for row, (layer, value) in enumerate(stack):
+        shared = value if len(value) > 1 else value.expand(layer.heads)
         table[row, : len(shared)] = shared
     image = axes.imshow(table.tolist(), aspect="auto", **_colours(panel))
     axes.set_xticks(range(count), [str(head + 1) for head in range(count)])

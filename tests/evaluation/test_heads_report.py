@@ -87,6 +87,13 @@ def test_shared_numbers_stand_in_every_head(monkeypatch: pytest.MonkeyPatch, tmp
     assert axes.images[0].get_array().tolist() == [[0.25] * 3]
 
 
+def test_a_mechanism_without_heads_has_one_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one = layer("decoder", 1, heads=1, cost=torch.tensor([0.1]), cost_error=torch.tensor([0.01]))
+    two = layer("decoder", 2, cost=torch.tensor([0.2, 0.3]), cost_error=torch.tensor([0.01, 0.2]))
+    (axes,) = panels(heads(one, two), monkeypatch, tmp_path / "a.png")
+    assert [text.get_text() for text in axes.texts] == ["0.100", "0.200", "(0.300)"]
+
+
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(MtkitError, match="there is nothing to draw"):
         draw_heads(heads(layer("encoder")), "run", tmp_path / "a.png")
