@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import sacrebleu
 
 from mtkit.errors import DataError, MtkitError
-from mtkit.evaluation.document_positions import by_position
+from mtkit.evaluation.document_positions import PositionRow, by_position
 from mtkit.evaluation.documents import document_metrics, document_rows, joined
+from mtkit.evaluation.pictures import document_positions
 from mtkit.evaluation.pictures.document_positions import draw_by_position
 from mtkit.evaluation.report import side_object, side_text, sides_text
 from mtkit.evaluation.scores import named_metrics, score_corpus
@@ -220,7 +222,34 @@ def test_the_picture_has_a_panel_for_each_side(files: list[Translated], tmp_path
         content = (tmp_path / "out.png").read_bytes()
         assert content.startswith(b"\x89PNG")
         heights.append(int.from_bytes(content[20:24], "big"))
-    assert heights[1] == 2 * heights[0]
+    assert heights[1] == heights[0] + 360
+
+
+def drawn(names: list[str], monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    """The figure of systems with these names at two positions."""
+    figures: list[Any] = []
+    save = document_positions.save_figure
+    monkeypatch.setattr(
+        document_positions, "save_figure", lambda figure, path: figures.append(figure) or save(figure, path)
+    )
+    rows = [PositionRow(least, least + 9, 50, {"BLEU": 30.0}, 1.0, 4, 20.0, 40.0) for least in (1, 11)]
+    draw_by_position([("side", names, [rows] * len(names))], path)
+    return figures[0]
+
+
+def test_many_and_long_names_stay_readable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = [f"{'folder/' * 20}{number}.de" for number in range(24)]
+    few, many = (drawn(some, monkeypatch, tmp_path / "out.png") for some in (names[:2], names))
+    assert many.get_figheight() - few.get_figheight() > 22 * 0.3  # two lines each
+    bars = many.axes[0].containers
+    assert len({(bar[0].get_color(), bar[0].get_marker(), bar[0].get_linestyle()) for bar in bars}) == len(names)
+    assert all(-0.4 < place - round(place) < 0.4 for bar in bars for place in bar[0].get_xdata())
+    box = many.legends[0].get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= many.get_figwidth() * many.dpi
+    assert box.y0 >= 0
+    panel = many.axes[0].get_window_extent()
+    assert panel.height > 200
+    assert box.y1 < panel.y0
 
 
 def test_joined_texts_keep_everything_but_the_ids() -> None:
