@@ -252,6 +252,14 @@ def test_many_and_long_names_stay_readable(monkeypatch: pytest.MonkeyPatch, tmp_
     assert box.y1 < panel.y0
 
 
+def test_names_in_the_picture_are_no_formulas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = ["_a", r"a$\b$", "$x_1$"]
+    figure = drawn(names, monkeypatch, tmp_path / "out.png")
+    texts = figure.legends[0].get_texts()
+    assert [text.get_text() for text in texts] == names
+    assert not any(text.get_parse_math() for text in texts)
+
+
 def test_joined_texts_keep_everything_but_the_ids() -> None:
     lines = corpus(40, 0)
     ways = ["en-de"] * 40

@@ -56,5 +56,8 @@ def draw_by_position(tables: Sequence[tuple[str, Sequence[str], Sequence[Sequenc
         axes.set_title(title, fontsize=9, loc="left", parse_math=False)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(lines, names, loc="outside lower left", frameon=False, fontsize=9, ncols=columns)
+    legend = figure.legend(lines, [""] * len(names), loc="outside lower left", frameon=False, fontsize=9, ncols=columns)
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        # not as a label: its dollar signs would start formulas, and a label with a leading _ is left out
+        text.set(text=name, parse_math=False)
     save_figure(figure, path)
