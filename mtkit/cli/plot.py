@@ -189,8 +189,8 @@ def learned(
         return
     typer.echo(heads_table(heads))
     sample = "" if heads.loss is None else f", {heads.segments:,} validation segments, loss {heads.loss:.3f}"
-    draw_heads(heads, f"{chosen.folder.name}, {folder.name}{sample}", picture)
-    typer.echo(f"\n{picture}")
+    has_fonts = draw_heads(heads, f"{chosen.folder.name}, {folder.name}{sample}", picture)
+    typer.echo(f"\n{picture}" + ("" if has_fonts else NO_FONT))
 
 
 @plot.command()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from mtkit.cli.align import NO_FONT
 from mtkit.cli.options import Checkpoint, Device, Direction, SegmentScores, Threads, use_threads
 from mtkit.cli.progress import counted, note, through
 from mtkit.errors import MtkitError
@@ -253,8 +254,8 @@ def _score_texts(options: dict[str, Any]) -> str:
     for message in dict.fromkeys(message for scores in scored for message in scores.notes):
         note(message)
     if output is not None:
-        draw_by_position([side.by_position for side in scored], output)
-        note(f"picture: {output}")
+        has_fonts = draw_by_position([side.by_position for side in scored], output)
+        note(f"picture: {output}" + ("" if has_fonts else NO_FONT))
     if not options["as_json"]:
         return sides_text(scored)
     return json_text(sides_object(scored), indent=2, ensure_ascii=False)

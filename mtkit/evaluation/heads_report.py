@@ -12,7 +12,7 @@ from torch import Tensor
 from mtkit.attention.contract import ROLES
 from mtkit.errors import MtkitError
 from mtkit.evaluation.heads import Heads, LayerHeads
-from mtkit.evaluation.pictures.figures import LARGEST, save_figure
+from mtkit.evaluation.pictures.figures import LARGEST, font_families, save_figure
 from mtkit.terminal import aligned, stdout_width
 
 CELL_WIDTH, CELL_HEIGHT = 0.42, 0.28
@@ -117,11 +117,11 @@ def _panels(heads: Heads) -> list[_Panels]:
     return sorted(panels, key=lambda panel: panel.vectors)
 
 
-def draw_heads(heads: Heads, title: str, path: Path) -> None:
-    """Draw a row of panels for each quantity, a column for each role, as a PNG.
+def draw_heads(heads: Heads, title: str, path: Path) -> bool:
+    """Draw the numbers of all heads as a PNG. Return False if no installed font has some letter of the title.
 
-    In a panel of one number per head, a row is a layer and a column a head. In a panel of several numbers per head, a
-    row is a head, and the numbers go across.
+    Each quantity has a row of panels, and each role a column. In a panel of one number per head, a row is a layer and a
+    column a head. In a panel of several numbers per head, a row is a head, and the numbers go across.
 
     Raises: MtkitError if there is nothing to draw, the picture is too large, or the file cannot be written.
     """
@@ -139,7 +139,7 @@ def draw_heads(heads: Heads, title: str, path: Path) -> None:
     figure = Figure(figsize=size, layout="constrained")
     if any(panel.centred for panel in panels):
         title += "\ncosts in brackets are within two standard errors of 0"
-    figure.suptitle(title, fontsize=10, parse_math=False)
+    figure.suptitle(title, fontsize=10, parse_math=False, fontfamily=font_families([title]))
     grid = figure.subplots(len(panels), len(roles), squeeze=False, height_ratios=[height + 0.5 for height in heights])
     for row, panel in zip(grid, panels, strict=True):
         images = []
@@ -156,7 +156,7 @@ def draw_heads(heads: Heads, title: str, path: Path) -> None:
         bar = figure.colorbar(images[-1], ax=list(row), fraction=0.02, pad=0.01, aspect=12)
         bar.ax.tick_params(labelsize=6)
         bar.outline.set_visible(False)
-    save_figure(figure, path)
+    return save_figure(figure, path)
 
 
 def _colours(panel: _Panels) -> dict[str, Any]:

@@ -260,6 +260,13 @@ def test_names_in_the_picture_are_no_formulas(monkeypatch: pytest.MonkeyPatch, t
     assert not any(text.get_parse_math() for text in texts)
 
 
+def test_letters_of_names_without_a_font_are_reported(files: list[Translated], tmp_path: Path) -> None:
+    title, names, rows = score_side("test", files, metrics=["BLEU"], documents=True).by_position
+    assert draw_by_position([(title, names, rows)], tmp_path / "out.png")
+    assert not draw_by_position([(title, ["one", "\u0378"], rows)], tmp_path / "out.png")  # an unassigned letter
+    assert not draw_by_position([("\u0378", names, rows)], tmp_path / "out.png")
+
+
 def test_joined_texts_keep_everything_but_the_ids() -> None:
     lines = corpus(40, 0)
     ways = ["en-de"] * 40

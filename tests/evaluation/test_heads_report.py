@@ -100,6 +100,13 @@ def test_nothing_to_draw(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_letters_of_the_title_without_a_font_are_reported(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    one = heads(layer("encoder", learned={"span": torch.ones(2)}))
+    assert draw_heads(one, "run", tmp_path / "a.png")
+    assert not draw_heads(one, "\u0378", tmp_path / "a.png")  # an unassigned letter
+
+
 def test_what_is_too_large_to_draw_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(MtkitError, match="too large to draw; use --json"):
