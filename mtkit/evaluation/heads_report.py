@@ -21,6 +21,8 @@ ROW_HEIGHT = 0.11
 """Height of a head's row in a panel of several numbers per head, in inches."""
 PANEL_WIDTH = 3.2
 """Least width of a panel, in inches."""
+LETTER_WIDTH, LABEL_WIDTH = 0.055, 0.6
+"""Width of a letter of a panel's labels, and least width of the labels, in inches."""
 FEW = 4
 """Numbers per head up to which the table lists them all."""
 
@@ -133,7 +135,9 @@ def draw_heads(heads: Heads, title: str, path: Path) -> bool:
     roles = [role for role in ROLES if any(role in panel.by_role for panel in panels)]
     most = max(_rows_of(layer) for layer in heads.layers)
     widths, heights = max(PANEL_WIDTH, most * CELL_WIDTH), [panel.height for panel in panels]
-    size = (0.9 + len(roles) * (widths + 0.6), 0.6 + sum(height + 0.85 for height in heights))
+    labels = [max(len(_label(layer)) for layer in heads.layers if layer.role == role) for role in roles]
+    label_widths = sum(max(LABEL_WIDTH, length * LETTER_WIDTH) for length in labels)
+    size = (0.9 + len(roles) * widths + label_widths, 0.6 + sum(height + 0.85 for height in heights))
     if max(size) > LARGEST:
         raise MtkitError(f"a picture of {size[0]:.0f} x {size[1]:.0f} inches is too large to draw; use --json")
     figure = Figure(figsize=size, layout="constrained")
@@ -159,6 +163,10 @@ def draw_heads(heads: Heads, title: str, path: Path) -> bool:
     return save_figure(figure, path)
 
 
+def _label(layer: LayerHeads) -> str:
+    return f"{layer.layer} {layer.mechanism}"
+
+
 def _colours(panel: _Panels) -> dict[str, Any]:
     low, high = panel.limits
     return {"cmap": "RdBu_r" if low < 0 < high else "Blues" if high > 0 else "Blues_r", "vmin": low, "vmax": high}
@@ -173,7 +181,7 @@ def _draw_scalars(axes: Any, panel: _Panels, stack: Sequence[tuple[LayerHeads, T
         table[row, : len(shared)] = shared
     image = axes.imshow(table.tolist(), aspect="auto", **_colours(panel))
     axes.set_xticks(range(count), [str(head + 1) for head in range(count)])
-    axes.set_yticks(range(len(stack)), [f"{layer.layer} {layer.mechanism}" for layer, _ in stack])
+    axes.set_yticks(range(len(stack)), [_label(layer) for layer, _ in stack])
     axes.set_xlabel("head", fontsize=7)
     axes.spines[:].set_visible(False)
     digits = _digits(panel)

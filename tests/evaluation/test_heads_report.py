@@ -94,6 +94,13 @@ def test_a_mechanism_without_heads_has_one_cell(monkeypatch: pytest.MonkeyPatch,
     assert [text.get_text() for text in axes.texts] == ["0.100", "0.200", "(0.300)"]
 
 
+def test_long_names_leave_the_cells_their_width(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    name = "full:2 + multi-scale + rotary + convolution:3 + memory-compressed:3"
+    layers = [LayerHeads(role, 1, name, 8, cost=torch.rand(8)) for role in ("encoder", "decoder", "cross")]
+    for axes in panels(heads(*layers), monkeypatch, tmp_path / "a.png"):
+        assert axes.get_window_extent().width > 8 * 0.35 * 100  # 100 pixels per inch
+
+
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(MtkitError, match="there is nothing to draw"):
         draw_heads(heads(layer("encoder")), "run", tmp_path / "a.png")
