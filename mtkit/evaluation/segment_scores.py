@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,11 +66,12 @@ def named_files(options: Sequence[str]) -> dict[str, list[Path]]:
     files: dict[str, list[Path]] = {}
     for option in options:
         name, equals, file = option.partition("=")
-        if not (name.strip() and equals and file):
+        name = name.strip()
+        if not (name and equals and file):
             raise MtkitError(f"--segment-scores {shown(option)} is not NAME=FILE, such as COMET=test.comet")
         if name.lower() in map(str.lower, ALL_METRICS):
             raise MtkitError(f"--segment-scores {name}: mtkit computes {name}; give the scores another name")
-        files.setdefault(name.strip(), []).append(Path(file))
+        files.setdefault(name, []).append(Path(file))
     return files
 
 
@@ -130,6 +131,18 @@ def comet_models(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return others, list(dict.fromkeys(models))
 
 
+def check_names(segment_scores: Collection[str], comet: Sequence[str]) -> None:
+    """Check that no name of segment scores is the name of a COMET model. Raises: MtkitError if one is."""
+    models = [_name_of(model).lower() for model in comet]
+    for name in segment_scores:
+        if name.lower() in models:
+            raise MtkitError(f"--segment-scores {name}: --metric comet has the same name; give the scores another name")
+
+
+def _name_of(model: str) -> str:
+    return COMET if model == DEFAULT_MODEL else f"{COMET}:{model}"
+
+
 def comet_command() -> list[str]:
     """Return the command in MTKIT_COMET, split as by a shell, or `comet-score`.
 
@@ -174,8 +187,7 @@ def run_comet(model: str, texts: SystemTexts) -> list[Statistics]:
                 f"{command[0]} failed with exit code {code}, see its messages above; correct MTKIT_COMET or {model}"
             )
         scores = _read_output(output, command[0], [len(lines) for lines in texts.hypotheses])
-    name = COMET if model == DEFAULT_MODEL else f"{COMET}:{model}"
-    return [segment_means(name, of_system, model=model) for of_system in scores]
+    return [segment_means(_name_of(model), of_system, model=model) for of_system in scores]
 
 
 def _read_output(path: Path, command: str, counts: Sequence[int]) -> list[Numbers]:

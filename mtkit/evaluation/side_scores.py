@@ -11,7 +11,7 @@ from mtkit.evaluation.document_positions import PositionRow
 from mtkit.evaluation.documents import DocumentScores, document_rows, document_scores, joined
 from mtkit.evaluation.metrics import METRICS, missing_tokenizer
 from mtkit.evaluation.scores import RESAMPLES, distinct_languages, doubt, named_metrics
-from mtkit.evaluation.segment_scores import added_scores, comet_command, comet_models
+from mtkit.evaluation.segment_scores import added_scores, check_names, comet_command, comet_models
 from mtkit.evaluation.significance import TESTS, Comparison, compare_systems
 from mtkit.evaluation.statistics import LengthRow, Statistics, by_length, gather
 from mtkit.evaluation.systems import SystemTexts, Translated, read_texts
@@ -73,14 +73,15 @@ def score_side(
     metric comet, or comet:MODEL, has the scores of `comet-score`, which require the sources
     (`mtkit.evaluation.segment_scores`).
 
-    Raises: DataError and MtkitError as `read_texts`, `named_metrics`, `compare_systems`, `read_segment_scores` and
-    `run_comet` do.
+    Raises: DataError and MtkitError as `read_texts`, `named_metrics`, `compare_systems`, `read_segment_scores`,
+    `check_names` and `run_comet` do.
     """
     metrics, comet = comet_models(metrics)
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
     if metrics or not (segment_scores or comet):
         named_metrics(metrics, **options)  # raises for unknown names before files are read
     if comet:
+        check_names(segment_scores or {}, comet)
         comet_command()
     lines = read_texts(files, sources=lengths or bool(comet), documents=documents)
     languages, kinds_of_lines = distinct_languages(_target_languages(lines, language))

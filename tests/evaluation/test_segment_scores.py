@@ -142,6 +142,16 @@ def test_files_belong_to_metrics_and_systems() -> None:
             named_files([wrong])
     with pytest.raises(MtkitError, match="give the scores another name"):
         named_files(["bleu=one"])
+    with pytest.raises(MtkitError, match="give the scores another name"):
+        named_files(["BLEU =one"])
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"), [("COMET", "comet"), ("comet", "COMET"), ("COMET:me/kiwi", "comet:me/kiwi")]
+)
+def test_segment_scores_and_comet_have_different_names(name: str, metric: str) -> None:
+    with pytest.raises(MtkitError, match=f"--segment-scores {name}: --metric comet has the same name; give the scores"):
+        score_side(None, systems(1), metrics=[metric], segment_scores={name: [Path("scores0")]})
 
 
 def test_models_of_comet_are_among_the_metrics() -> None:
