@@ -164,7 +164,7 @@ class TokenMatch(_MatchMetric):
             (sum(map(eq, spoken, reference)), max(len(spoken), len(reference)))
             for reference in ref_kwargs["references"]
         ]
-        right, positions = max(counts, key=lambda count: count[0] / max(count[1], 1))
+        right, positions = max(counts, key=lambda count: count[0] / count[1] if count[1] else 1.0)
         return [right, positions]
 
     def _compute_score_from_stats(self, stats: Any) -> Any:

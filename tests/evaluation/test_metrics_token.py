@@ -48,6 +48,7 @@ def test_case_and_several_references() -> None:
     assert token(["A b"], ["a b"], lowercase=True) == 100
     assert token(["a b c"], ["a x"], ["a b d e"]) == 50  # 1 of 3, 2 of 4
     assert token(["a", "b"], ["a", "x"], ["y", "b"]) == 100
+    assert token(["", "a"], ["a b", "a"], ["", "b"]) == 100  # an empty reference equals an empty hypothesis
 
 
 def test_characters_are_the_words_of_chinese() -> None:
