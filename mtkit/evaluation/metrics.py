@@ -72,10 +72,11 @@ def missing_tokenizer(languages: Iterable[str | None], tokenize: str | None = No
 
 
 def _ter(language: str | None) -> TER:
-    """Return a TER that counts words, or characters in languages without spaces between words.
+    """Return a TER that counts words, or smaller units in languages without spaces between words.
 
-    sacrebleu's support for Asian scripts requires normalised text. It separates ideographs, but does not split Thai,
-    Lao, Khmer and Burmese.
+    Chinese and Japanese use sacrebleu's support for Asian scripts, which requires normalised text. It separates
+    ideographs and punctuation only: Chinese is counted in characters, but a run of kana in Japanese is one word. For
+    Thai, Lao, Khmer and Burmese, which it does not split, characters are counted.
     """
     if has_spaces(language):
         return TER()
