@@ -12,6 +12,7 @@ from mtkit.errors import DataError, MtkitError
 from mtkit.evaluation.metrics import ALL_METRICS, METRICS, make_metric, metric_names
 from mtkit.evaluation.statistics import Statistics, gather, resample, seed
 from mtkit.terminal import ProgressBar, silent
+from mtkit.text.words import words
 
 RESAMPLES = 1000
 
@@ -21,6 +22,8 @@ NORMAL = 1.959964
 NO_BLEU, SOME_CHRF = 0.5, 20.0
 """BLEU below NO_BLEU and chrF above SOME_CHRF: the tokenizer does not fit the text."""
 
+SHORT_WORDS, SHORT = 4, 40
+"""Words and characters below which a line has no 4-grams, whatever the tokenizer, and so a BLEU of 0."""
 
 MEAN = ("segments", "mean")
 """Key and value in the signature of a segment-score mean."""
@@ -93,9 +96,12 @@ def score_corpus(
 
 
 def doubt(scores: Sequence[Score], hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> str | None:
-    """Return a warning if BLEU is almost 0 although chrF is high; else None."""
+    """Return a warning if BLEU is almost 0 although chrF is high and lines are long enough for 4-grams; else None."""
     bleu = next((score for score in scores if score.name == "BLEU"), None)
     if bleu is None or bleu.value >= NO_BLEU:
+        return None
+    # a long line of few words may be in a script without spaces that `words` does not split
+    if all(len(words(line)) < SHORT_WORDS and len(line) < SHORT for line in hypotheses):
         return None
     (chrf,) = score_corpus(hypotheses, references, metrics=["chrF"], bootstrap=0)
     if chrf.value <= SOME_CHRF:

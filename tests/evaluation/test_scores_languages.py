@@ -110,6 +110,10 @@ def test_bleu_of_words_that_are_none_is_doubted(tmp_path: Path) -> None:
     assert doubt(score_corpus(wrong, [right], bootstrap=0, languages=["zh"] * 4), wrong, [right]) is None
     nothing = ["x"] * 4
     assert doubt(score_corpus(nothing, [right], bootstrap=0), nothing, [right]) is None
+    short = ["Good morning.", "thanks", "", "a red cat"]
+    scores = score_corpus(short, [short], bootstrap=0)
+    assert scores[0].value == 0  # no 4-grams
+    assert doubt(scores, short, [short]) is None
     paths = [written(tmp_path / name, lines) for name, lines in (("right", right), ("wrong", wrong))]
     files = [Translated("one", paths[1], (paths[0],))]
     (note,) = score_side(None, files).notes
