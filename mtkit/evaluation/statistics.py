@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtkit.errors import MtkitError, shown
 from mtkit.terminal import ProgressBar, silent
 from mtkit.text.words import words
 
@@ -182,9 +183,16 @@ def shuffle(
 
 
 def seed() -> int | None:
-    """Return sacrebleu's seed: SACREBLEU_SEED, or 12345; None if it is "none"."""
+    """Return sacrebleu's seed: SACREBLEU_SEED, or 12345; None if it is "none".
+
+    Raises: MtkitError if it is not a non-negative integer.
+    """
     seed = os.environ.get("SACREBLEU_SEED", "12345")
-    return None if seed.lower() == "none" else int(seed)
+    if seed.lower() == "none":
+        return None
+    if not (seed.isascii() and seed.isdigit()):
+        raise MtkitError(f"SACREBLEU_SEED={shown(seed)} is not a non-negative integer; set one, or none")
+    return int(seed)
 
 
 def _picked_sums(picked: NDArray[np.bool_], rows: Numbers) -> Numbers:

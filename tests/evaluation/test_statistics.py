@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mtkit.errors import MtkitError
 from mtkit.evaluation import statistics
 from mtkit.evaluation.metrics import ALL_METRICS
 from mtkit.evaluation.scores import named_metrics, score_corpus
@@ -55,6 +56,13 @@ def test_the_size_of_the_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch)
         np.testing.assert_array_equal(one, other)
     for small, large in zip(of(corpus(45, 0.3)), systems[0], strict=True):
         np.testing.assert_array_equal(small.rows, large.rows)
+
+
+@pytest.mark.parametrize("seed", ["abc", "-1", "1.5", ""])
+def test_a_seed_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, seed: str) -> None:
+    monkeypatch.setenv("SACREBLEU_SEED", seed)
+    with pytest.raises(MtkitError, match=f"^SACREBLEU_SEED='{seed}' is not a non-negative integer; set one, or none"):
+        resample([of(corpus(3, 0))], 2)
 
 
 def test_resampled_values_are_the_scores_of_the_resamples() -> None:
