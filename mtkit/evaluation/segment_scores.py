@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from sacrebleu.metrics.base import Score as SacrebleuScore
 from sacrebleu.metrics.base import Signature
 
-from mtkit.errors import DataError, MtkitError, shown
+from mtkit.errors import DataError, MtkitError, first_line, shown
 from mtkit.evaluation.metrics import ALL_METRICS, CountedMetric
 from mtkit.evaluation.scores import MEAN
 from mtkit.evaluation.statistics import Numbers, Statistics
@@ -146,9 +146,13 @@ def _name_of(model: str) -> str:
 def comet_command() -> list[str]:
     """Return the command in MTKIT_COMET, split as by a shell, or `comet-score`.
 
-    Raises: MtkitError if it is not installed.
+    Raises: MtkitError if it has an open quote, or is not installed.
     """
-    command = shlex.split(os.environ.get("MTKIT_COMET", "")) or ["comet-score"]
+    setting = os.environ.get("MTKIT_COMET", "")
+    try:
+        command = shlex.split(setting) or ["comet-score"]
+    except ValueError as error:
+        raise MtkitError(f"MTKIT_COMET={shown(setting)}: {first_line(error)}; correct the quotes") from error
     if shutil.which(command[0]) is None:
         raise MtkitError(
             f"there is no command {shown(command[0])}; install COMET in its own environment "

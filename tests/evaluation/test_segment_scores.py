@@ -202,6 +202,12 @@ def test_a_command_that_is_missing_is_an_error_before_anything_is_scored(monkeyp
         score_side(None, systems(1), metrics=["comet:m"])
 
 
+def test_a_command_with_an_open_quote_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MTKIT_COMET", "'x")
+    with pytest.raises(MtkitError, match=r"^MTKIT_COMET=.*: No closing quotation; correct the quotes$"):
+        score_side(None, systems(1), metrics=["comet"])
+
+
 def test_comet_needs_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, STAND_IN)
     with pytest.raises(MtkitError, match="give it with --source"):
