@@ -6,6 +6,7 @@ Systems are compared with the first by McNemar's exact test (1947) on the segmen
 the p-values of a label are adjusted by Holm's method (1979).
 """
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -79,8 +80,9 @@ def score_contrastive(
     """Score all translations of a file by the first run of the translator; a repeated call resumes.
 
     The context of a segment precedes it if the run was trained on several sentences at once; `documents` requires this,
-    or rules it out. A context that is too long is cut to its nearest sentences. `say` gets messages on both. Scores are
-    divided by the number of pieces, the end included, to the power `length_penalty`.
+    or rules it out. A context that is too long is cut to its nearest sentences. `say` gets messages on both, and if the
+    scores of another file of the same name are replaced. Scores are divided by the number of pieces, the end included,
+    to the power `length_penalty`.
 
     Raises: DataError for a damaged file, and for text that is too long for the model; MtkitError for documents that the
     run does not support, an unknown direction, and a folder that cannot be written.
@@ -92,6 +94,7 @@ def score_contrastive(
             "--documents needs a run trained on documents (data.documents, or lines of several sentences); leave it out"
         )
     path = scores_path(translator.runs[0], file.path)
+    earlier = _segments_of(path)
     about = {**translator.identity, "contrastive": True, "direction": direction, "limits": limits and asdict(limits)}
     with open_job([path], about, ContextCounts(), say=say) as job:
         items = ((json_text(asdict(item)),) for item in file)
@@ -102,7 +105,26 @@ def score_contrastive(
             except DataError as error:
                 raise DataError(f"{file.path}: {error}") from error
             job.write(chunk, [map(json_text, rows)], ContextCounts())
+    if earlier is not None and earlier != _segments_of(path):
+        say(f"replaced the scores of other segments in {path}; to keep both, give files of different names")
     return _read_scores(path, length_penalty, limits, asked=documents is not False, say=say)
+
+
+def _segments_of(path: Path) -> str | None:
+    """Return a fingerprint of the labels and numbers of pieces in a file of scores; None if there is no file.
+
+    The fingerprint is empty if mtkit did not write the file.
+    """
+    if not path.exists():
+        return None
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            for row in map(from_json, file):
+                digest.update(json_text([row["labels"], row["pieces"]]).encode())
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return digest.hexdigest()
 
 
 def _score_items(

@@ -127,7 +127,7 @@ def test_all_translations_of_a_segment_get_the_same_context(documents: Run, tmp_
 
 
 def test_a_run_of_single_sentences_leaves_contexts_out(single: Run, tmp_path: Path) -> None:
-    file, said = write(tmp_path / "pairs.jsonl", rows_of(5, context=2)), list[str]()
+    file, said = write(tmp_path / "contexts.jsonl", rows_of(5, context=2)), list[str]()
     found = score_contrastive(Translator([single]), file, say=said.append)
     assert said == [
         f"the run was trained on single sentences, so the contexts of 3 segments are left out ({single.folder})"
@@ -191,6 +191,23 @@ def test_a_killed_call_goes_on(single: Run, tmp_path: Path, monkeypatch: pytest.
     assert sum(done) == 8
     assert again.margins == pytest.approx(whole.margins, abs=1e-4)
     assert again.labels == whole.labels
+
+
+def test_replaced_scores_of_another_file_are_reported(single: Run, tmp_path: Path) -> None:
+    rows, said = [{**row, "source_context": [], "target_context": []} for row in rows_of(8)], list[str]()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one, two = write(tmp_path / "one" / "names.jsonl", rows[:4]), write(tmp_path / "two" / "names.jsonl", rows[4:])
+    found = score_contrastive(Translator([single]), one, say=said.append)
+    score_contrastive(Translator([single]), one, say=said.append)
+    assert not said
+    score_contrastive(Translator([single]), two, say=said.append)
+    assert said == [
+        f"replaced the scores of other segments in {found.path}; to keep both, give files of different names"
+    ]
+    found.path.write_text("[]\n")
+    score_contrastive(Translator([single]), two, say=said.append)
+    assert len(said) == 2
 
 
 def test_the_direction_is_the_runs(tmp_path: Path) -> None:
