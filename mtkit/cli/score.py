@@ -329,15 +329,14 @@ def _score_contrastive(options: dict[str, Any]) -> str:
 
 def _score_links(options: dict[str, Any]) -> str:
     """Compare word alignments of runs, or files of links, with gold links; return the table or the JSON object."""
-    from mtkit.evaluation.gold_alignments import compare_links, links_object, links_text, read_links
+    from mtkit.evaluation.gold_alignments import compare_links, links_object, links_text, read_systems
     from mtkit.evaluation.significance import TESTS
     from mtkit.storage.files import json_text
 
     file: Path = options["gold_alignments"]
     if options["hypothesis"]:
-        gold = read_links(file, one_based=options["one_based"])
         names = [str(path) for path in options["hypothesis"]]
-        systems = [[set(line.possible) for line in read_links(path, len(gold))] for path in options["hypothesis"]]
+        gold, systems = read_systems(file, options["hypothesis"], one_based=options["one_based"])
     else:
         gold, names, systems = _link_runs(options)
     comparison = compare_links(gold, systems, tests=options["paired_test"] or TESTS, progress=through)

@@ -57,14 +57,31 @@ def read_links(path: Path, lines: int | None = None, *, one_based: bool = False)
     Raises: DataError, with the line, for text in another form, and if the number of lines differs.
     """
     texts = [line.strip() for line in Lines(path)]
-    first = next(filter(None, texts), "")
-    is_naacl = _NAACL.fullmatch(first)
-    links = _read_naacl(path, texts, lines) if is_naacl else _read_pharaoh(path, texts, 1 if one_based else 0)
+    links = _read_naacl(path, texts, lines) if _is_naacl(texts) else _read_pharaoh(path, texts, 1 if one_based else 0)
     if lines is not None and len(links) != lines:
         raise DataError(f"{path} has links of {len(links):,} lines, and there are {lines:,} lines of text")
     if not links:
         raise DataError(f"{path} has no links; give a file with some")
     return links
+
+
+def read_systems(
+    file: Path, hypotheses: Sequence[Path], *, one_based: bool = False
+) -> tuple[list[GoldLinks], list[list[set[Link]]]]:
+    """Read gold links and the links of several systems, for the same number of lines; `one_based` applies to the gold.
+
+    The last lines of a gold file in NAACL's form may have no link, so that the largest file has the number of lines.
+
+    Raises: DataError as `read_links`.
+    """
+    gold = read_links(file, one_based=one_based)
+    if _is_naacl([line.strip() for line in Lines(file)]):
+        gold = read_links(file, max([len(gold), *(len(read_links(path)) for path in hypotheses)]))
+    return gold, [[set(line.possible) for line in read_links(path, len(gold))] for path in hypotheses]
+
+
+def _is_naacl(texts: Sequence[str]) -> bool:
+    return _NAACL.fullmatch(next(filter(None, texts), "")) is not None
 
 
 def _read_pharaoh(path: Path, texts: Sequence[str], first: int) -> list[GoldLinks]:

@@ -21,6 +21,7 @@ from mtkit.evaluation.gold_alignments import (
     links_object,
     links_text,
     read_links,
+    read_systems,
 )
 from mtkit.evaluation.significance import Comparison
 from mtkit.runs import Run
@@ -104,6 +105,24 @@ def test_naacl_links(tmp_path: Path) -> None:
     for wrong in ("0 1 1", "1 1 1 X", "1 1", "0-0"):
         with pytest.raises(DataError, match="gold, line 6: "):
             links_of(tmp_path / "gold", f"{text}{wrong}\n")
+
+
+def test_last_lines_without_gold_links_count(tmp_path: Path) -> None:
+    """NAACL's form does not contain the number of lines."""
+    paths = naacl, pharaoh, others = [tmp_path / name for name in ("naacl", "pharaoh", "others")]
+    texts = "1 1 1 S\n1 2 2\n1 3 2 P\n", "0-0\n1-1\n", "3 1 1\n"
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    gold, (one, two) = read_systems(naacl, [pharaoh, pharaoh])
+    assert gold == [GOLD[0], GoldLinks(frozenset(), frozenset())]
+    assert one == two == [{(0, 0)}, {(1, 1)}]
+    gold, (one,) = read_systems(naacl, [others])
+    assert len(gold) == 3
+    assert one == [set(), set(), {(0, 0)}]
+    with pytest.raises(DataError, match="pharaoh has links of 2 lines, and there are 3 lines of text"):
+        read_systems(naacl, [others, pharaoh])
+    with pytest.raises(DataError, match="others, line 1: there is no line 3 of text"):
+        read_systems(pharaoh, [others])
 
 
 def test_a_file_without_links_is_named(tmp_path: Path) -> None:
