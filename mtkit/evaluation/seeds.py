@@ -16,6 +16,7 @@ weighted with the parts' shares of the variance; Cochran and Cox (Experimental D
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -140,8 +141,10 @@ def summary_of(values: Sequence[float]) -> Summary:
     mean, count = float(np.mean(values)), len(values)
     if count < 2 or not math.isfinite(mean):
         return Summary(mean, None, None, None, count)
-    margin = _Error(float(np.var(values, ddof=1)) / count, count - 1, 0.0, 2).margin()
-    return Summary(mean, float(np.std(values, ddof=1)), mean - margin, mean + margin, count)
+    sd = float(np.std(values, ddof=1))
+    # without TIE: these values have any scale
+    margin = sd / math.sqrt(count) * solve(partial(t_tail, freedom=count - 1), 0.05)
+    return Summary(mean, sd, mean - margin, mean + margin, count)
 
 
 def differences(entries: Sequence[SeedScores]) -> list[Tested]:

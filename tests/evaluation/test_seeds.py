@@ -267,6 +267,8 @@ def test_an_interval_of_numbers_is_students() -> None:
     assert (summary.low, summary.high) == pytest.approx((2.5 - half, 2.5 + half), rel=1e-6)
     assert summary_of([3.5]).low is None
     assert summary_of([2, 2, 2]).high == 2
+    tiny = summary_of([1e-6, 2e-6, 3e-6, 4e-6])
+    assert (tiny.low, tiny.high) == pytest.approx((1e-6 * summary.low, 1e-6 * summary.high))
     diverged = summary_of([1.0, float("inf"), 2.0])
     assert (diverged.mean, diverged.sd, diverged.low, diverged.seeds) == (float("inf"), None, None, 3)
 
