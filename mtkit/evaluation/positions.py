@@ -126,13 +126,14 @@ def _places(places: Sequence[str]) -> str:
 def draw_positions(encodings: Sequence[Encoding], path: Path, dimensions: Sequence[int] = ()) -> None:
     """Draw each encoding as lines of some `dimensions` over positions, and as a heat map, as a PNG.
 
-    By default the lines are four dimensions, or all heads.
+    By default the lines are four dimensions, or all heads. Repeated dimensions are drawn once.
 
     Raises: MtkitError for a dimension that an encoding does not have, for a picture that is too large, and if the file
     cannot be written.
     """
     from matplotlib.figure import Figure
 
+    dimensions = list(dict.fromkeys(dimensions))
     for encoding in encodings:
         if encoding.columns == "dimension" and dimensions and max(dimensions) >= encoding.table.shape[1]:
             raise MtkitError(

@@ -105,7 +105,7 @@ def test_lines_and_heat_maps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     table = torch.arange(12.0).view(3, 4) - 5
     bias = Encoding("bias", table, -2, "distance j - i", "head")
     waves = Encoding("waves", table, 0, "position", "dimension")
-    draw_positions([bias, waves], tmp_path / "a.png", [3, 0])
+    draw_positions([bias, waves], tmp_path / "a.png", [3, 0, 3])
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     (heads, heat), (dimensions, _) = drawn[0]
     assert [line.get_label() for line in heads.lines] == [f"head {n}" for n in (1, 2, 3, 4)]
