@@ -187,9 +187,9 @@ def learned(
     if picture is None:
         typer.echo(json_text({**about, **heads.as_object()}, indent=2, ensure_ascii=False))
         return
-    typer.echo(heads_table(heads))
     sample = "" if heads.loss is None else f", {heads.segments:,} validation segments, loss {heads.loss:.3f}"
     has_fonts = draw_heads(heads, f"{chosen.folder.name}, {folder.name}{sample}", picture)
+    typer.echo(heads_table(heads))
     typer.echo(f"\n{picture}" + ("" if has_fonts else NO_FONT))
 
 

@@ -131,7 +131,10 @@ def draw_heads(heads: Heads, title: str, path: Path) -> bool:
 
     panels = _panels(heads)
     if not panels:
-        raise MtkitError("there is nothing to draw: the mechanisms have no learned numbers, and no sample was taken")
+        raise MtkitError(
+            "there is nothing to draw: the mechanisms have no learned numbers, and no head was measured; "
+            "raise --segments, or leave --no-costs out"
+        )
     roles = [role for role in ROLES if any(role in panel.by_role for panel in panels)]
     most = max(_rows_of(layer) for layer in heads.layers)
     widths, heights = max(PANEL_WIDTH, most * CELL_WIDTH), [panel.height for panel in panels]
