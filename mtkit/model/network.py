@@ -124,6 +124,16 @@ class Shortlist:
     """hidden (..., D) to their logits (..., K) in float32."""
 
 
+@dataclass(frozen=True)
+class Adopted:
+    """What `Network.adopt` did not load."""
+
+    unfit: list[str]
+    """The other network's weights that do not fit. Of attentions, only those in slots that this network lacks."""
+    unset: set[str]
+    """The names of this network's parameters that nothing was written to, which keep their initial values."""
+
+
 class Network(nn.Module):
     """Translation network: token ids to vectors whose products with `output_weight` are the next token's logits.
 
@@ -269,13 +279,13 @@ class Network(nn.Module):
         for _, attention in self.attentions():
             attention.after_update(update, total_updates)
 
-    def adopt(self, weights: Mapping[str, Tensor]) -> list[str]:
-        """Load the weights of another network, whose attention may differ; returns the names that did not fit.
+    def adopt(self, weights: Mapping[str, Tensor]) -> Adopted:
+        """Load the weights of another network, whose attention may differ.
 
-        Attention sub-layers convert theirs by the mechanism's `adopt`, and have no name among the returned, except
-        weights in slots that they do not have. All others must have the same shape.
+        Attention sub-layers convert theirs by the mechanism's `adopt`. All other weights must have the same shape.
         """
         state = self.state_dict()
+        versions = {name: parameter._version for name, parameter in self.named_parameters()}
         prefixes = [f"{name}." for name, _ in self.attentions()]
         outside = {name: value for name, value in weights.items() if not name.startswith(tuple(prefixes))}
         fitting = {name: value for name, value in outside.items() if name in state and state[name].shape == value.shape}
@@ -287,7 +297,8 @@ class Network(nn.Module):
             attention.adopt(as_full(of_attention))
             slots = {key for key in of_attention if key.partition(".")[0] in SLOTS}
             unfit |= {f"{name}.{key}" for key in slots - attention.state_dict().keys()}
-        return sorted(unfit)
+        unset = {name for name, parameter in self.named_parameters() if parameter._version == versions[name]}
+        return Adopted(sorted(unfit), unset)
 
 
 @dataclass(frozen=True)

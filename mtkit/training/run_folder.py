@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mtkit.data.lengths import lengths_of
 from mtkit.data.prepared import Prepared
@@ -170,11 +172,12 @@ def _check_free(folder: Path, recipe: Recipe) -> None:
 
 
 def init_from_run(model: Network, run: Run, prepared: Prepared, say: Say) -> set[str]:
-    """Load the best weights of another run into a model, and print the names of weights that do not fit.
+    """Load the best weights of another run into a model, and print which weights do not fit or begin at random.
 
-    Returns the names of the model's parameters outside of attentions that are not copied.
+    Returns the names of the parameters that the run has no weights for. Of attentions, these are only the random ones.
 
-    Raises: RunError if the run's vocabulary differs from the data's, or it has no checkpoint.
+    Raises: RunError if the run's vocabulary differs from the data's, or it has no checkpoint; RecipeError if the
+    embeddings do not fit.
     """
     run.checkpoint()
     if run.vocabulary != vocabulary_of(prepared.folder / "tokenizer"):
@@ -183,23 +186,56 @@ def init_from_run(model: Network, run: Run, prepared: Prepared, say: Say) -> set
             f"to other pieces; prepare the data with --tokenizer-from {run.folder}, or leave out --init-from"
         )
     weights = run.load_model().state_dict()
-    if unfit := model.adopt(weights):
-        say(f"of {run.folder} do not fit and are not copied: {_first_names(unfit)}")
+    adopted = model.adopt(weights)
+    for side in ("source", "target"):
+        if (name := f"{side}_embedding.tokens.weight") in adopted.unfit:
+            raise RecipeError(
+                f"the {side} embeddings have {model.settings.d_model} numbers per piece, and those of {run.folder} "
+                f"{weights[name].shape[1]}; leave out preset and model.d_model, or leave out --init-from"
+            )
+    if adopted.unfit:
+        say(f"of {run.folder} do not fit and are not copied: {_first_names(adopted.unfit)}")
+    drawn = {name for name, parameter in model.named_parameters() if name in adopted.unset and _is_drawn(parameter)}
+    if drawn:
+        say(f"begin at random, because {run.folder} has no weights that fit: {_first_names(_parts(model, drawn), 8)}")
     attentions = tuple(f"{name}." for name, _ in model.attentions())
-    outside = {name for name, _ in model.named_parameters() if not name.startswith(attentions)}
-    return outside - weights.keys() | outside & set(unfit)
+    return drawn | {name for name in adopted.unset if not name.startswith(attentions)}
+
+
+def _is_drawn(parameter: Tensor) -> bool:
+    """Return whether the values seem random. Values that are set, as of norms, gates and identities, repeat."""
+    return parameter.numel() > 1 and 2 * len(parameter.detach().unique()) > parameter.numel()
+
+
+def _parts(model: Network, drawn: set[str]) -> list[str]:
+    """Name the modules in which all matrices are drawn, or else the parameters; once for parts of several layers."""
+    named = model.named_parameters(remove_duplicate=False)
+    matrices = [name for name, parameter in named if parameter.dim() > 1]
+    outermost = list[str]()
+    for name in sorted(drawn):
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            part = ".".join(parts[:end])
+            inside = [other for other in matrices if other.startswith(f"{part}.")]
+            if (inside and drawn.issuperset(inside)) or end == len(parts):
+                outermost.append(part)
+                break
+    layers: dict[str, list[str]] = {}
+    for part in dict.fromkeys(outermost):
+        layers.setdefault(re.sub(r"\.\d+\.", ".*.", part), []).append(part)
+    return [parts[0] if len(parts) == 1 else f"{name} ({len(parts)} layers)" for name, parts in layers.items()]
 
 
 def check_trained(model: Network, random: set[str], run: Run) -> None:
     """Raises: RecipeError if parameters that do not begin with the run's weights are frozen.
 
-    They would keep random values or, in the slot `nearby`, zeros.
+    These are the parameters `random`, which would keep random values, and zeros in the slot `nearby`.
     """
     trained = trained_names(model)
     if stuck := sorted(random - trained):
         raise RecipeError(
             f"training.lora or training.freeze keeps {_first_names(stuck)} at random values, because {run.folder} has "
-            "none of this size; leave out preset and model, or train them"
+            "none of this size; leave out preset and model, keep the attention of the run, or train them"
         )
     zero = sorted(name for name, weight in model.named_parameters() if ".nearby." in name and not weight.any())
     if stuck := [name for name in zero if name not in trained]:
@@ -209,8 +245,8 @@ def check_trained(model: Network, random: set[str], run: Run) -> None:
         )
 
 
-def _first_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+def _first_names(names: Sequence[str], count: int = 3) -> str:
+    return ", ".join(names[:count]) + (f" and {len(names) - count:,} more" if len(names) > count else "")
 
 
 def embed_word_vectors(

@@ -115,7 +115,7 @@ def test_the_seed_alone_decides_and_the_global_random_state_is_left_alone() -> N
 
 def test_another_mechanism_goes_on_from_a_full_models_weights() -> None:
     full, wide_band = model(), model(seed=2, attention={"name": "band", "options": {"window_radius": 32}})
-    assert wide_band.adopt(full.state_dict()) == []
+    assert wide_band.adopt(full.state_dict()).unfit == []
     source, target, valid = (
         torch.randint(4, 24, (2, 5)),
         torch.randint(4, 24, (2, 6)),

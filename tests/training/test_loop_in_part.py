@@ -228,7 +228,7 @@ def test_a_wrong_name_is_refused_before_anything_is_written(prepared: Prepared, 
     ("training", "model", "stuck"),
     [
         ({"lora": {"rank": 2}}, {"feed_forward": 16}, r"decoder\.0\.feed_forward\.inner\.bias, .* and 3 more"),
-        ({"freeze": ["encoder"]}, {"encoder_layers": 2}, r"encoder\.1\.attention_residual"),
+        ({"freeze": ["encoder"]}, {"encoder_layers": 2}, r"encoder\.1\.attention\.k_proj\.weight"),
     ],
     ids=["size", "layer"],
 )
@@ -237,6 +237,18 @@ def test_frozen_parameters_that_the_run_does_not_have_are_refused(
 ) -> None:
     recipe = tiny(training={**SHORT, "init_from": str(base), **training}, model=model)
     with pytest.raises(RecipeError, match=f"keeps {stuck}.* at random values.*leave out preset and model"):
+        run(recipe, prepared, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("training", [{"lora": {"rank": 2}}, {"freeze": ["encoder"]}], ids=["lora", "freeze"])
+def test_frozen_attention_weights_that_the_run_does_not_have_are_refused(
+    base: Path, prepared: Prepared, tmp_path: Path, training: dict[str, Any]
+) -> None:
+    recipe = tiny(training={**SHORT, "init_from": str(base), **training}, attention={"encoder": "luna"})
+    with pytest.raises(
+        RecipeError, match=r"keeps encoder\.0\.attention\.packed_q_proj\.weight, .*keep the attention of"
+    ):
         run(recipe, prepared, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,3 +81,32 @@ def test_a_run_that_begins_with_another_keeps_the_trained_embeddings(
     with pytest.raises(RecipeError, match=r"either from the run .*one .* or from word vectors"):
         run(tiny(**given), prepared, tmp_path / "three", init_from=base)
     assert not (tmp_path / "three").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "parts"),
+    [
+        ({"model": {"tie": "none"}}, "output"),
+        ({"model": {"encoder_layers": 2}}, "encoder.1"),
+        ({"model": {"activation": "swiglu"}}, "decoder.0.feed_forward.gate, encoder.0.feed_forward.gate"),
+        ({"attention": {"encoder": "linformer"}}, "encoder.0.attention.key_slots, encoder.0.attention.value_slots"),
+        ({"attention": {"encoder": "talking-heads"}}, None),  # its mixes begin as identities
+    ],
+)
+def test_the_parts_that_begin_at_random_are_printed(
+    prepared: Prepared, tmp_path: Path, changed: dict[str, dict[str, Any]], parts: str | None
+) -> None:
+    few = {"training": {"max_updates": 1}}
+    run(tiny(**few), prepared, tmp_path / "one")
+    said: list[str] = []
+    run(tiny(**few, **changed), prepared, tmp_path / "two", init_from=Run(tmp_path / "one"), say=said.append)
+    lines = [line for line in said if "at random" in line]
+    stem = f"begin at random, because {tmp_path / 'one'} has no weights that fit: "
+    assert lines == ([] if parts is None else [stem + parts])
+
+
+def test_embeddings_of_another_width_are_refused(prepared: Prepared, tmp_path: Path) -> None:
+    run(tiny(training={"max_updates": 1}), prepared, tmp_path / "one")
+    with pytest.raises(RecipeError, match=r"source embeddings have 32 numbers per piece, and those of .*one 16; leave"):
+        run(tiny(model={"d_model": 32}), prepared, tmp_path / "two", init_from=Run(tmp_path / "one"))
+    assert not (tmp_path / "two").exists()
