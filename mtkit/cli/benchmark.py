@@ -20,6 +20,7 @@ from mtkit.cli.options import (
     RecipeFile,
     Threads,
     nonempty,
+    note_preset,
     parse_entries,
     parse_names,
     parse_numbers,
@@ -110,6 +111,7 @@ def train(
         training=nonempty(batch_tokens=batch_tokens, accumulate=accumulate),
     )
     settings = load_recipe(recipe, overrides)
+    note_preset(preset, recipe)
     precisions, programs = parse_names("--precision", precision), parse_names("--beside", beside)
     mechanisms = parse_entries("--attention", attention)
     check_peers(programs, "train")
@@ -271,6 +273,7 @@ def documents(
     from mtkit.recipe import load_recipe
 
     settings = load_recipe(recipe, nonempty(preset=preset))
+    note_preset(preset, recipe)
 
     from mtkit.benchmark.documents import DocumentSetting, as_object, bars, measure_documents, table
     from mtkit.benchmark.report import draw

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from mtkit.cli.progress import note
 from mtkit.errors import MtkitError, cut, shown
 
 if TYPE_CHECKING:
@@ -18,7 +19,10 @@ RecipeFile = Annotated[
     Path | None, Option(help="Recipe: a YAML file or a name from `mtkit recipes`. Options override it.")
 ]
 PreparedData = Annotated[Path | None, Option(help="Folder of prepared data.  [default: mtkit-data]")]
-Preset = Annotated[str | None, Option(help="Model size: tiny, small, base or big.  [default: tiny]")]
+Preset = Annotated[
+    str | None,
+    Option(help="Model size: tiny, small, base or big. Settings in a recipe file override it.  [default: tiny]"),
+]
 AttentionOptions = Annotated[
     list[str] | None,
     Option(metavar="KEY=VALUE", help="Option of every mechanism with this option, e.g. window_radius=64."),
@@ -106,6 +110,14 @@ def parse_options(
                 f"{option} {cut(text)}: {shown(value)} is not a YAML value such as 64, true or [1, 2]"
             ) from error
     return options
+
+
+def note_preset(preset: str | None, recipe: Path | None) -> None:
+    """Print a note that lists the settings of --preset which the recipe file overrides with other values."""
+    from mtkit.recipe.recipe import over_preset
+
+    if preset is not None and recipe is not None and (changed := over_preset(preset, recipe)):
+        note(f"the recipe {recipe} overrides settings of --preset {preset}: {', '.join(changed)}")
 
 
 def parse_names(option: str, text: str | None) -> list[str]:

@@ -17,6 +17,7 @@ from mtkit.cli.options import (
     Threads,
     Translation,
     nonempty,
+    note_preset,
     output_path,
     use_threads,
 )
@@ -237,6 +238,7 @@ def positions(
         )
     else:
         settings = load_recipe(recipe, nonempty(preset=preset))
+        note_preset(preset, recipe)
         model = build_model(settings, source_vocabulary=8, target_vocabulary=8, tasks=1)
     encodings = encodings_of(model, count)
     draw_positions(encodings, output, dimension or ())

@@ -20,6 +20,7 @@ from mtkit.cli.options import (
     RecipeFile,
     Threads,
     nonempty,
+    note_preset,
     parse_options,
     use_threads,
 )
@@ -146,13 +147,16 @@ def train(
     from mtkit.training.metrics import ignoring_write_errors
     from mtkit.training.train import train as run_training
 
+    first = os.environ.get("RANK", "0") == "0"  # only one process of torchrun prints
+    if first:
+        note_preset(preset, recipe)
     label = label_attention(settings)  # checks names, roles and options before any data is read
     folder = run_folder(label if name is None else name)
     use_threads(threads)
     source = initial_run(settings.training.init_from, folder)
     prepared = open_prepared(settings.data.folder)
     changed = [] if recipe is None or data is not None else changed_settings(prepared.settings, settings.data)
-    if changed and os.environ.get("RANK", "0") == "0":  # only one process of torchrun
+    if changed and first:
         ignoring_write_errors(typer.echo)(
             f"note: {prepared.folder} was prepared with other settings than {recipe} has "
             f"({'; '.join(changed[:3])}) and is not changed; to replace it: "

@@ -137,6 +137,15 @@ def make_recipe(settings: Mapping[str, Any], origin: str | None = None) -> Recip
         raise RecipeError(where + _explain(error)) from error
 
 
+def over_preset(preset: str, path: Path) -> list[str]:
+    """List the preset's settings that a recipe file changes, as "model.d_model: 512 -> 256"."""
+    below, settings = PRESETS[preset], read_settings(find_recipe(path))
+    above = {
+        name: {key: value for key, value in settings.get(name, {}).items() if key in below[name]} for name in below
+    }
+    return differences(below, merged(below, above))
+
+
 def overridden(settings: Mapping[str, Any], above: Mapping[str, Any], origin: str | None = None) -> dict[str, Any]:
     """Return a user's settings, overridden by the settings `above`.
 

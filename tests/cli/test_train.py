@@ -105,6 +105,14 @@ def test_an_attention_given_fills_the_roles_that_the_recipe_filled(call: Any, tm
     assert (attention.name, attention.encoder, attention.decoder) == (None, "linear", "average")
 
 
+def test_a_note_lists_the_settings_of_a_preset_that_the_recipe_overrides(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("preset: tiny\nmodel: {d_model: 64, heads: 4}\ntraining: {clip_norm: 2.0}\n")
+    _, seen = call("--recipe", "r.yaml", "--preset", "small")
+    assert seen["output"] == "note: the recipe r.yaml overrides settings of --preset small: model.d_model: 256 -> 64\n"
+    assert seen["recipe"].model.d_model == 64
+    assert not call("--preset", "small")[1]["output"]
+
+
 @pytest.mark.parametrize(("number", "code"), [(2, 130), (15, 143)])
 def test_a_signal_shows_in_the_exit_code(call: Any, number: int, code: int) -> None:
     assert call(stopped_by=number)[0] == code
