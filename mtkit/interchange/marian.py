@@ -29,6 +29,12 @@ SEARCH: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "encoder_no_repeat_ngram_size": 0,
     "min_length": 0,
+    "min_new_tokens": 0,
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
+    "sequence_bias": {},
+    "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None,
     "do_sample": False,
     "diversity_penalty": 0.0,
 }
@@ -69,6 +75,7 @@ class Generation(TypedDict):
     num_beams: NotRequired[Count | None]
     length_penalty: NotRequired[float | None]
     max_length: NotRequired[Count | None]
+    max_new_tokens: NotRequired[Count | None]
     no_repeat_ngram_size: NotRequired[Count | None]
     bad_words_ids: NotRequired[list[list[int]] | None]
     renormalize_logits: NotRequired[bool | None]
@@ -130,12 +137,13 @@ def model_settings(config: Configuration) -> dict[str, Any]:
 def decoding_settings(generation: Generation, longest: int) -> dict[str, Any]:
     """Return the recipe's `decoding` section, with Hugging Face's maximum length, by default `longest`."""
     beam, penalty = generation.get("num_beams") or 1, generation.get("length_penalty")
+    most = generation.get("max_new_tokens") or (generation.get("max_length") or longest) - 1  # less the start mark
     return {
         "method": "beam" if beam > 1 else "greedy",
         **({"beam": min(beam, MOST_HYPOTHESES)} if beam > 1 else {}),
         "length_penalty": 1.0 if penalty is None else penalty,
         "no_repeat_ngram": generation.get("no_repeat_ngram_size") or 0,
-        "max_pieces": max((generation.get("max_length") or longest) - 1, 1),  # their limit counts the start mark
+        "max_pieces": max(most, 1),
     }
 
 

@@ -46,6 +46,10 @@ def test_embeddings_are_tied_as_the_configuration_says(shared: bool | None, tied
             {"method": "beam", "beam": 4, "length_penalty": 0.0, "no_repeat_ngram": 3, "max_pieces": 19},
         ),
         (
+            {"max_length": 20, "max_new_tokens": 12},
+            {"method": "greedy", "length_penalty": 1.0, "no_repeat_ngram": 0, "max_pieces": 12},
+        ),
+        (
             {"num_beams": None, "length_penalty": None, "max_length": 1},
             {"method": "greedy", "length_penalty": 1.0, "no_repeat_ngram": 0, "max_pieces": 1},
         ),
