@@ -134,6 +134,7 @@ def prepare(
     options = {"--recipe": recipe, "--data": data}
     if tokenizer_from is not None and (run_folder_of(tokenizer_from) / "run.json").is_file():
         options["--init-from"] = tokenizer_from
+        options["--name"] = Path(f"{run_folder_of(tokenizer_from).resolve().name}-tuned")  # not the first run's
     if recipe is not None:
         options["--name"] = Path(recipe.stem)
     typed = "".join(f" {option} {shlex.quote(str(value))}" for option, value in options.items() if value is not None)

@@ -214,7 +214,7 @@ def test_after_the_tokenizer_of_a_run_training_begins_with_its_weights(tmp_path:
     own = ("--train", "train.source", "train.target", "--valid", "valid.source", "valid.target", "--data", "own")
     done = run(tmp_path, "--tokenizer-from", "one", *own)
     assert done.returncode == 0, done.stderr
-    assert "Next: mtkit train --data own --init-from one\n" in done.stdout
+    assert "Next: mtkit train --data own --init-from one --name one-tuned\n" in done.stdout
 
 
 def test_several_corpora_come_from_a_recipe_and_the_command_line_replaces_them(tmp_path: Path) -> None:
