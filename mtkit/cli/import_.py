@@ -1,5 +1,6 @@
 """`mtkit import`: make a run of a model that another library trained."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -55,4 +56,4 @@ def import_(
     layers = f"{settings.encoder_layers} + {settings.decoder_layers} layers of width {settings.d_model}"
     typer.echo(f"{run.folder}: {listed}, {layers}, {run.about['vocabularies']['target']:,} target pieces")
     direction = f" --direction {directions[0]}" if len(directions) > 1 else ""
-    typer.echo(f"\nNext: mtkit translate --name {name}{direction} --input FILE")
+    typer.echo(f"\nNext: mtkit translate --name {shlex.quote(name)}{direction} --input FILE")

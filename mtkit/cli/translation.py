@@ -1,6 +1,7 @@
 """The steps of `mtkit translate`: its input, its settings, its parts, and the translation or scoring."""
 
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -183,7 +184,7 @@ def join_parts(input: Path, outputs: Sequence[Path]) -> None:
 
     count, lines = parts.join_parts(input, outputs)
     typer.echo(f"{lines:,} lines of {count:,} parts: {' and '.join(map(str, outputs))}")
-    note(f"the parts stay; remove them with rm {outputs[0]}.part-*")
+    note(f"the parts stay; remove them with rm {shlex.quote(str(outputs[0]))}.part-*")
 
 
 def _bar_of_lines(total: int | None, output: Path | None) -> AbstractContextManager[Callable[[int], object]]:

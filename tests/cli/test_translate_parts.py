@@ -39,7 +39,7 @@ def test_mistakes_are_named(arguments: list[str], error: type[MtkitError], messa
 
 
 def test_parts_joined_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, out, links = tmp_path / "text", tmp_path / "out", tmp_path / "links"
+    text, out, links = tmp_path / "text", tmp_path / "the out", tmp_path / "links"
     text.write_text("".join(f"{line}\n" for line in [*sentences(5, 3), "", "犬\u2028 sees 木", *sentences(4, 4)]))
     given = ["--input", str(text), "--output", str(out), "--alignments", str(links)]
     assert typed(*given).exit_code == 0
@@ -64,4 +64,5 @@ def test_parts_joined_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not out.exists()
     result = typed(*given, "--join")
     assert f"11 lines of 3 parts: {out} and {links}" in result.stdout
+    assert f"rm '{out}'.part-*" in result.stderr
     assert (out.read_bytes(), links.read_bytes()) == whole

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
+from mtkit.cli.app import app
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.interchange.imports import find_folder, import_marian
@@ -70,6 +72,12 @@ def test_settings_of_a_search_that_mtkit_lacks_are_noted(
     assert import_marian(other, tmp_path / "run").notes == [
         f"{other} searches with {each}, which mtkit's search does not follow" for each in said
     ]
+
+
+def test_the_command_quotes_the_name_of_the_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["import", str(folder), "--name", "my opus"], catch_exceptions=False)
+    assert "Next: mtkit translate --name 'my opus' " in done.stdout
 
 
 def test_tokens_that_a_child_added_are_noted(folder: Path, tmp_path: Path) -> None:
