@@ -1,5 +1,6 @@
 """mtkit from Python: `prepare`, `train`, `load`, `score` and `compare`, which do what the commands do."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtkit.data.encode import usable_cores
+from mtkit.data.place import changed_settings
 from mtkit.data.prepare import Report
 from mtkit.data.prepare import prepare as prepare_data
 from mtkit.data.prepared import open_prepared
@@ -36,6 +38,7 @@ from mtkit.runs import find_run, initial_run, named_run, resumable_folder, run_f
 from mtkit.terminal import Say, quiet
 from mtkit.text.text_files import Lines, checked_lines
 from mtkit.text.tokenizer import EOS
+from mtkit.training.metrics import ignoring_write_errors
 from mtkit.training.progress import Outcome
 from mtkit.training.train import train as run_training
 
@@ -220,6 +223,12 @@ def train(
     folder = run_folder(label_attention(settings) if name is None else name)
     source = initial_run(settings.training.init_from if init_from is None else Path(init_from), folder)
     prepared = open_prepared(settings.data.folder)
+    changed = [] if recipe is None else changed_settings(prepared.settings, settings.data)
+    if changed and os.environ.get("RANK", "0") == "0":  # only one process of torchrun
+        ignoring_write_errors(say)(
+            f"note: {prepared.folder} was prepared with other settings than the recipe has "
+            f"({'; '.join(changed[:3])}) and is not changed; to replace it: mtkit.prepare(recipe, overwrite=True)"
+        )
     command = ["python", *map(str, getattr(sys, "argv", []))]  # a program that embeds Python may have none
     return run_training(settings, prepared, folder, command=command, device=device, init_from=source, say=say)
 

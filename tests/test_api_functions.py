@@ -265,6 +265,19 @@ def test_training_begins_with_the_model_of_a_run(folder: Path, tmp_path: Path, m
     assert Run(outcome.folder).about["init_from"] == folder.name
 
 
+def test_training_on_data_of_other_settings_is_noted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = {"max_updates": 1, "validate_segments": 1, "precision": "float32"}
+    data = {"folder": folder.parents[1] / "mtkit-data", "tokenizer": {"vocabulary": 77}}
+    said: list[str] = []
+    mtkit.train({"data": data, "training": few}, name="noted", device="cpu", say=said.append)
+    (note,) = (line for line in said if line.startswith("note: "))
+    assert f"{data['folder']} was prepared with other settings than the recipe has (tokenizer.vocabulary: " in note
+    assert note.endswith("to replace it: mtkit.prepare(recipe, overwrite=True)")
+
+
 @pytest.mark.parametrize("words", [None, ["mine", Path("run.py"), 3]])
 def test_training_needs_no_command_line(
     words: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
