@@ -33,6 +33,7 @@ from mtkit.experiments.study import make_study, read_study
 from mtkit.forking import new_turn
 from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, load_recipe, merged, overridden
+from mtkit.recipe.file import with_variables
 from mtkit.recipe.settings import with_method
 from mtkit.runs import find_run, initial_run, named_run, resumable_folder, run_folder
 from mtkit.terminal import Say, quiet
@@ -324,7 +325,7 @@ def _recipe(recipe: Settings, init_from: Path | str | None = None, begun: Path |
         return recipe
     overrides = {} if init_from is None else {"training": {"init_from": Path(init_from)}}
     if isinstance(recipe, Mapping):
-        return load_recipe(None, overridden(recipe, overrides), begun)
+        return load_recipe(None, overridden(with_variables(recipe, Path("recipe")), overrides), begun)
     return load_recipe(None if recipe is None else Path(recipe), overrides, begun)
 
 

@@ -265,6 +265,15 @@ def test_training_begins_with_the_model_of_a_run(folder: Path, tmp_path: Path, m
     assert Run(outcome.folder).about["init_from"] == folder.name
 
 
+def test_variables_in_nested_settings_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORPORA", str(tmp_path))
+    with pytest.raises(MtkitError, match=re.escape(f"no prepared data in {tmp_path}/none")):
+        mtkit.train({"data": {"folder": "${CORPORA}/none"}})
+    monkeypatch.delenv("CORPORA")
+    with pytest.raises(MtkitError, match="recipe: the environment variable CORPORA is not set"):
+        mtkit.prepare({"data": {"folder": "$CORPORA/data"}})
+
+
 def test_training_on_data_of_other_settings_is_noted(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
