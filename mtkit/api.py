@@ -218,7 +218,8 @@ def train(
     `init_from` is a run (name or folder) whose best weights initialise a new run. Its model and attentions are the
     defaults of the recipe, except for a `Recipe` object, which is complete. `say` receives lines for people.
 
-    Raises: as `mtkit.training.train.train`, and DataError if the data is not prepared.
+    Raises: as `mtkit.training.train.train`; DataError if the data is not prepared; KeyboardInterrupt on Ctrl-C, after a
+    checkpoint. Other signals that stop the training are raised again too.
     """
     settings = _recipe(recipe, init_from, resumable_folder(name))
     folder = run_folder(label_attention(settings) if name is None else name)
@@ -231,7 +232,10 @@ def train(
             f"({'; '.join(changed[:3])}) and is not changed; to replace it: mtkit.prepare(recipe, overwrite=True)"
         )
     command = ["python", *map(str, getattr(sys, "argv", []))]  # a program that embeds Python may have none
-    return run_training(settings, prepared, folder, command=command, device=device, init_from=source, say=say)
+    outcome = run_training(settings, prepared, folder, command=command, device=device, init_from=source, say=say)
+    if outcome.signal is not None:
+        signal.raise_signal(outcome.signal)  # for the handlers of the caller
+    return outcome
 
 
 def compare(

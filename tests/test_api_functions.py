@@ -8,6 +8,7 @@ import json
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -272,6 +273,22 @@ def test_variables_in_nested_settings_are_expanded(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("CORPORA")
     with pytest.raises(MtkitError, match="recipe: the environment variable CORPORA is not set"):
         mtkit.prepare({"data": {"folder": "$CORPORA/data"}})
+
+
+def test_ctrl_c_in_a_training_reaches_the_caller_after_a_checkpoint(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = {"max_updates": 1_000_000, "validate_segments": 1, "precision": "float32", "log_every": 1}
+    recipe = {"data": {"folder": folder.parents[1] / "mtkit-data"}, "training": few}
+
+    def interrupt(line: str) -> None:
+        if line.startswith("update 2"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        mtkit.train(recipe, name="stopped", device="cpu", say=interrupt)
+    assert Run(tmp_path / "mtkit-runs/stopped").checkpoint("last").name.startswith("update-")
 
 
 def test_training_on_data_of_other_settings_is_noted(
