@@ -260,6 +260,8 @@ def with_inherited(nested: Mapping[str, Any], begun: Path | None = None) -> dict
     for section in ("model", "attention"):
         if not isinstance(inherited.get(section, {}), Mapping):
             raise RecipeError(f"{path} is damaged: {section} = {shown(inherited[section])} should be a mapping")
+    if not isinstance(options_of_run := inherited.get("attention", {}).get("options", {}), Mapping):
+        raise RecipeError(f"{path} is damaged: attention.options = {shown(options_of_run)} should be a mapping")
     if "preset" not in nested:
         # the run's weights replace its initial embeddings
         settings["model"] = {**inherited.get("model", {}), "embeddings": None, **model}

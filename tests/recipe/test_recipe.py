@@ -182,7 +182,9 @@ def test_a_word_in_place_of_a_group_is_named(given: dict[str, Any], words: str, 
     assert str(begun.value) == str(alone.value)
 
 
-@pytest.mark.parametrize("damaged", ["model: null", "model: 5", "attention: [1]", "attention: null"])
+@pytest.mark.parametrize(
+    "damaged", ["model: null", "model: 5", "attention: [1]", "attention: null", "attention: {options: null}"]
+)
 def test_a_run_with_damaged_settings_is_named(damaged: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(f"{damaged}\n")
     (tmp_path / "run.json").write_text("{}")
