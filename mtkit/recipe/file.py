@@ -135,7 +135,7 @@ def with_variables(settings: Mapping[str, Any], origin: Path) -> dict[str, Any]:
         if isinstance(value, list):
             return [expanded(item) for item in value]
         if isinstance(value, dict):
-            columns = ("source", "target", "documents") if "file" in value or "dataset" in value else ()
+            columns = ("source", "target", "documents", "scores") if "file" in value or "dataset" in value else ()
             return {key: item if key in columns else expanded(item) for key, item in value.items()}
         return value
 

@@ -55,7 +55,7 @@ def test_variables_are_expanded_in_the_paths_of_word_vectors(tmp_path: Path, mon
 
 def test_columns_keep_their_dollars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORPORA", "/corpora")
-    corpus = {"file": "$CORPORA/all.jsonl", "source": "$en", "target": "$de", "documents": "$id"}
+    corpus = {"file": "$CORPORA/all.jsonl", "source": "$en", "target": "$de", "documents": "$id", "scores": "$score"}
     found = with_variables({"data": {"train": [corpus]}, "seed": 1}, tmp_path)
     assert found == {"data": {"train": [{**corpus, "file": "/corpora/all.jsonl"}]}, "seed": 1}
 
