@@ -188,5 +188,5 @@ def _attention(name: str | None, options: dict[str, Any], **roles: str | list[st
 
 
 def _layers(text: str | None) -> str | list[str] | None:
-    """Parse a role's option: "full,band" is ["full", "band"]; a single name stays a string."""
-    return text.split(",") if text and "," in text else text
+    """Parse a role's option: "full, band" is ["full", "band"]; a single name stays a string."""
+    return [name.strip() for name in text.split(",")] if text and "," in text else text

@@ -63,7 +63,7 @@ def test_bare_it_trains_the_default_recipe_under_the_attention_s_name(call: Any)
 
 def test_options_go_where_they_belong(call: Any) -> None:
     _, seen = call(
-        "--attention", "longformer", "--decoder-attention", "band,band,band", "--preset", "small", "--seed", "7",
+        "--attention", "longformer", "--decoder-attention", "band, band,band", "--preset", "small", "--seed", "7",
         "--attention-option", "window_radius=64", "--attention-option", "decoder.window_radius=[1, 2]",
         "--max-updates", "9", "--max-epochs", "3", "--max-tokens", "7000", "--max-flops", "1e15",
         "--max-minutes", "0.5", "--batch-tokens", "512", "--accumulate", "2",
