@@ -153,7 +153,7 @@ def _model(
     name: str, roles: Sequence[str], options: Mapping[str, Any], longest: int, setting: DocumentSetting
 ) -> Network:
     """Return an untrained model in which no hypothesis ends before its limit."""
-    recipe = setting.recipe
+    recipe = setting.recipe.tied(joint=setting.recipe.data.tokenizer.joint)
     by_role = {f"{role}.{key}": value for key, value in options.items() for role in roles}
     attention = AttentionSettings.model_validate({"options": by_role, **dict.fromkeys(roles, name)})
     size = recipe.model.model_copy(

@@ -239,6 +239,7 @@ def positions(
     else:
         settings = load_recipe(recipe, nonempty(preset=preset))
         note_preset(preset, recipe)
+        settings = settings.tied(joint=settings.data.tokenizer.joint)
         model = build_model(settings, source_vocabulary=8, target_vocabulary=8, tasks=1)
     encodings = encodings_of(model, count)
     draw_positions(encodings, output, dimension or ())

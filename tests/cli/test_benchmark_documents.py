@@ -32,6 +32,15 @@ def test_table_json_and_picture_are_written() -> None:
     ]
 
 
+def test_a_recipe_with_two_vocabularies_is_measured() -> None:
+    Path("two.yaml").write_text("data: {tokenizer: {joint: false}}\n")
+    given = ["--attention", "linear", "--recipe", "two.yaml", *SMALL]
+    result = CliRunner().invoke(app, ["benchmark", "documents", *given], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "linear" in result.stdout
+    assert "tie" not in result.output
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -100,6 +100,14 @@ def test_positions_of_a_run_and_of_a_preset(trained: Trained, tmp_path: Path) ->
         assert isinstance(result.exception, MtkitError)
 
 
+def test_positions_of_a_recipe_with_two_vocabularies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    Path("two.yaml").write_text("data: {tokenizer: {joint: false}}\n")
+    result = call("positions", "--recipe", "two.yaml")
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize("what", [("learned",), ("output", "--source", "The dog.")])
 def test_json_draws_no_picture(trained: Trained, what: tuple[str, ...]) -> None:
     result = call(*what, "--run", str(trained.run.folder), "--json", "--output", "a.png")
