@@ -38,8 +38,9 @@ COMPARED = 50
 TOLERATED = 0.1
 """Share of lines that may differ: if two pieces are equally likely within rounding, libraries choose differently."""
 
-LACKS = {"huggingface": ("coverage_penalty", "mbr"), "ctranslate2": ("epsilon", "mbr")}
-"""{format: decoding settings that its library does not support}; Argos Translate has its own search settings."""
+LACKS = {"huggingface": ("coverage_penalty", "mbr"), "ctranslate2": ("no_repeat_ngram", "epsilon", "mbr")}
+"""{format: decoding settings that its library does not support, or computes otherwise}; Argos Translate has its own
+search settings."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _lost_settings(recipe: Recipe, to: str) -> str:
     chosen = recipe.decoding
     lost = [name for name in LACKS.get(to, ()) if getattr(chosen, name) and not chosen.without_effect([name])]
     names = " and ".join(f"decoding.{name} = {getattr(chosen, name)}" for name in lost)
-    return f"{LIBRARIES[to]} does not support {names}, so it makes other translations than mtkit" if lost else ""
+    return f"{LIBRARIES[to]} does not support {names} as mtkit does: translations may differ" if lost else ""
 
 
 def _check(recipe: Recipe) -> None:

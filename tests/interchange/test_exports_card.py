@@ -84,6 +84,7 @@ def test_other_searches_have_their_settings_in_the_export(to: str, tmp_path: Pat
         ("huggingface", {"coverage_penalty": 0.2, "mbr": "bleu"}, "coverage_penalty = 0.2 and decoding.mbr = bleu"),
         ("huggingface", {"method": "sample", "epsilon": 0.02}, ""),
         ("ctranslate2", {"coverage_penalty": 0.2}, ""),
+        ("ctranslate2", {"no_repeat_ngram": 3}, "decoding.no_repeat_ngram = 3"),
         ("ctranslate2", {"method": "sample", "epsilon": 0.02}, "decoding.epsilon = 0.02"),
     ],
 )
