@@ -79,7 +79,7 @@ def card(run: Run, checkpoint: str, to: str, compared: str, tag: str | None, cau
     use = USES[to].format(**code, source=source, target=target)
     warning = f"{caution[0].upper()}{caution[1:]}.\n\n" if caution else ""
     parts = [
-        "---\nlanguage:\n" + _bullets(languages),
+        "---\nlanguage:\n" + _bullets(map(_yaml_text, languages)),
         *(f"base_model: {name}\n" for name in _base_models(run)),
         f"library_name: {library}\npipeline_tag: translation\ntags:\n- translation\n- mtkit\n---\n\n",
         f"# Translation {', '.join(run.directions)}\n\n",
@@ -176,17 +176,24 @@ def _settings(run: Run) -> list[tuple[str, str]]:
 
 
 def _scores(run: Run, checkpoint: str) -> str:
-    """Return the scores of the sides that this checkpoint has translated without other runs."""
+    """Return the scores of the sides that this checkpoint has translated without other runs.
+
+    Decoding settings that differ from the run's are named, since the rest of the card describes the run's.
+    """
     try:
         sides = run_sides([run], ())
     except MtkitError:
         return ""
     settings, rows = run.recipe.scoring, list[tuple[str, ...]]()
+    own = run.recipe.decoding.model_dump(exclude={"batch_tokens"})
     for name, files in sides.items():
         record = run.folder / "translations" / f"{name}.json"
         about = read_stored(record, dict[str, Any], "translate again", error=RunError)
         if about.get("checkpoint") != checkpoint:  # another checkpoint's, or an ensemble's
             continue
+        searched = about.get("settings", {}).items()
+        changed = [f"{key} = {value}" for key, value in searched if key in own and value != own[key]]
+        side = f"{name}, with {', '.join(changed)}" if changed else name
         scored = score_side(
             name,
             files,
@@ -196,9 +203,14 @@ def _scores(run: Run, checkpoint: str) -> str:
             lowercase=settings.lowercase,
         )
         for score in scored.overall.scores[0]:
-            rows.append((name, score.name, score.text, score.interval, f"`{score.signature}`"))
+            rows.append((side, score.name, score.text, score.interval, f"`{score.signature}`"))
     heads = ("side", "metric", "score", "95% interval", "signature")
     return f"## Scores\n\n{markdown([heads, *rows], left=(0, 1, 3, 4))}\n\n" if rows else ""
+
+
+def _yaml_text(text: str) -> str:
+    """Quote a text that YAML 1.1 reads as a boolean, as the language no."""
+    return f'"{text}"' if text in ("no", "on", "off", "yes", "y", "n") else text
 
 
 def _bullets(lines: Iterable[str]) -> str:

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from mtkit.cli.app import app
 from mtkit.decoding.translator import Translator
 from mtkit.interchange import exports
 from mtkit.interchange.exports import export_run
@@ -131,3 +134,19 @@ def test_a_tuned_model_names_its_origins(tmp_path: Path) -> None:
     assert began in card
     assert "base_model: Some/opus\n" in card
     assert "- the run news before: news.en and news.ja\n" in card
+
+
+def test_scores_of_other_decoding_settings_name_them(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run = make_run(tmp_path / "a", model=MODEL)
+    for options, side in (([], "valid"), (["--method", "greedy"], "valid, with method = greedy")):
+        typed = ["translate", "--run", str(run.folder), "--side", "valid", "--device", "cpu", *options]
+        assert CliRunner().invoke(app, typed, catch_exceptions=False).exit_code == 0
+        card = text_of(run, "huggingface", tmp_path / side)
+        assert f"| {side} " in card.partition("## Scores")[2]
+
+
+def test_norwegian_is_not_false(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    card = text_of(make_run(tmp_path / "a", model=MODEL, directions=("en-no",)), "huggingface", tmp_path / "out")
+    assert yaml.safe_load(card.split("---\n")[1])["language"] == ["en", "no"]
