@@ -20,7 +20,7 @@ def serve(
         Option(metavar="NAME", help="Another name of the server in its clients' requests; * allows any. Repeatable."),
     ] = None,
     checkpoint: Checkpoint = "best",
-    beam: Annotated[int | None, Option(help="Beam size; 1 is greedy search.  [default: the recipe's]")] = None,
+    beam: Annotated[int | None, Option(min=1, help="Beam size; 1 is greedy search.  [default: the recipe's]")] = None,
     wait: Annotated[
         float, Option(min=0, max=60_000, help="Milliseconds to wait for requests to decode together.")
     ] = 5.0,
@@ -56,6 +56,7 @@ def serve(
         raise MtkitError(f"mtkit serve needs {error.name}; pip install 'mtkit[serve]'") from error
 
     from mtkit.decoding.translator import Translator
+    from mtkit.recipe.settings import with_method
     from mtkit.runs import find_runs
     from mtkit.serving.batcher import ServingLimits
     from mtkit.serving.service import Service
@@ -64,7 +65,7 @@ def serve(
     decoding: dict[str, Any] = {"n_best": 1}
     if beam is not None:
         decoding |= {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy", "coverage_penalty": 0.0}
-    settings = runs[0].recipe.with_decoding(decoding).decoding
+    settings = runs[0].recipe.with_decoding(with_method(decoding)).decoding
     use_threads(threads)
     translator = Translator(
         runs, settings, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, forks=True, say=typer.echo

@@ -99,9 +99,10 @@ ONLY_WITH = {
 
 
 def with_method(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a user's settings; a beam size without a method selects beam search."""
+    """Return a user's settings; a beam size without a method selects beam search, and greedy search disables mbr."""
     implied = {"method": "beam"} if "beam" in given and "method" not in given else {}
-    return {**given, **implied}
+    disabled = {"mbr": None, "samples": None} if given.get("method") == "greedy" else {}
+    return {**disabled, **given, **implied}
 
 
 class DecodingSettings(Settings):
@@ -173,13 +174,13 @@ class DecodingSettings(Settings):
     def without_effect(self, given: Collection[str]) -> tuple[str, str] | None:
         """Return the first given setting that this method ignores, and the method that uses it.
 
-        A coverage penalty of 0 is valid with every method: it disables the penalty.
+        A coverage penalty of 0 and no number of samples are valid with every method: they disable something.
         """
         pairs = (
             (setting, method)
             for method, settings in ONLY_WITH.items()
             for setting in settings
-            if setting != "coverage_penalty" or self.coverage_penalty
+            if setting not in ("coverage_penalty", "samples") or getattr(self, setting)
         )
         return next((pair for pair in pairs if pair[0] in given and pair[1] != self.method), None)
 

@@ -19,6 +19,7 @@ pytest.importorskip("starlette")
         ({"method": "greedy"}, ["--beam", "4"], "beam", 4),
         ({"coverage_penalty": 0.2}, ["--beam", "1"], "greedy", 3),
         ({"method": "greedy"}, [], "greedy", 3),
+        ({"method": "sample", "mbr": "chrf", "samples": 4}, ["--beam", "1"], "greedy", 3),
     ],
 )
 def test_the_beam_that_is_typed_decides_the_search(
@@ -49,6 +50,8 @@ def test_the_beam_that_is_typed_decides_the_search(
         (["--wait", "inf"], "--wait"),
         (["--wait", "nan"], "--wait"),
         (["--host", ""], "--host is empty"),
+        (["--beam", "0"], "--beam"),
+        (["--beam", "-5"], "--beam"),
         (["--host", " "], "--host is empty"),
     ],
 )

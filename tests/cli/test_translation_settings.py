@@ -25,6 +25,15 @@ def test_a_recipe_of_decoding_settings_alone_leaves_the_data_to_the_run(
     assert (run.folder / "translations" / "test.source.txt").read_text() == (tmp_path / "test.source").read_text()
 
 
+def test_greedy_search_drops_the_mbr_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("decoding: {method: sample, mbr: chrf, samples: 4}\n")
+    for path in (None, tmp_path / "recipe.yaml"):
+        chosen = recipe_of(Run(tmp_path), path, with_method({"method": "greedy"})).decoding
+        assert (chosen.method, chosen.mbr, chosen.samples) == ("greedy", None, None)
+        with pytest.raises(MtkitError, match="chooses among several hypotheses"):
+            recipe_of(Run(tmp_path), path, with_method({"method": "greedy", "mbr": "chrf"}))
+
+
 def test_several_translations_of_a_side_go_to_the_output_as_those_of_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
