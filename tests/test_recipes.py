@@ -204,7 +204,8 @@ def shortened(name: str, folder: Path) -> Path:
     if "task" in settings["data"]:
         settings = merged(settings, {"data": {"task": {"name": settings["data"]["task"], **LINES}}})
     if "init_from" in settings["training"]:
-        settings = merged(settings, {"model": {"max_length": 1024}})  # not that of the run which stands in
+        # the width of the run which stands in, and not its maximum length
+        settings = merged(settings, {"model": {"d_model": 32, "max_length": 1024}})
     if "lora" in settings["training"]:  # frozen weights are the run's, so the sizes are too
         settings["model"] = {"max_length": 1024}
     path = folder / f"{name}.yaml"
