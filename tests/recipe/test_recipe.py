@@ -229,3 +229,40 @@ def test_another_mechanism_does_not_get_the_options_of_the_recipes(
     assert make_recipe(overridden(recipe, {"attention": roles})).attention.options == options
     both = make_recipe(overridden(recipe, {"attention": {**roles, "options": {"window_radius": 3}}}))
     assert both.attention.options == {**options, "window_radius": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "overrides"),
+    [
+        (
+            "decoding: {method: greedy, beam: 10}",
+            "decoding.beam has no effect with decoding.method = greedy; leave it out, or set method to beam",
+            {"decoding": {"method": "beam"}},
+        ),
+        ("decoding: {temperature: 0.5}", "decoding.temperature has no effect", {"decoding": {"method": "greedy"}}),
+        (
+            "training: {muon_rate: 0.1}",
+            "training.muon_rate has no effect with training.optimizer = adamw; leave it out, or set optimizer to muon",
+            {"training": {"optimizer": "muon"}},
+        ),
+        (
+            "data: {builtin: {seed: 2}, train: {source: a, target: b}, valid: {source: a, target: b}}",
+            "data.builtin has no effect with data.train; leave it out, or leave data.train out",
+            {"data": {"train": [{"source": "a", "target": "b"}]}},
+        ),
+    ],
+)
+def test_a_setting_of_a_file_that_another_one_disables_is_refused(
+    text: str, message: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=re.escape(f"{path}: {message}")):
+        load_recipe(path)
+    load_recipe(path, overrides)
+
+
+def test_the_settings_of_a_run_may_disable_one_another(tmp_path: Path) -> None:
+    recipe = make_recipe({"decoding": {"method": "greedy", "beam": 10}, "training": {"muon_rate": 0.1}})
+    (tmp_path / "recipe.yaml").write_text(recipe.model_dump_json())
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
