@@ -11,6 +11,9 @@ from mtkit.training.progress import Outcome
 PREVIEWED, PREVIEW_SECONDS = 3, 10.0
 """Minimum updates and seconds of a preview."""
 
+SLOW_SECONDS = 60.0
+"""Seconds after which a preview ends with the update in progress, even if it is the first."""
+
 
 def preview_training(training: Training) -> Outcome:
     """Make the first updates for some seconds, and print the time and memory that the training would take.
@@ -21,6 +24,7 @@ def preview_training(training: Training) -> Outcome:
     training.introduce()
     training.updater.dry_run(training.data.largest())  # later batches need no more memory
     first, begin, stop, signal = training.progress, monotonic(), 0, 0
+    start = begin
     with closing(training.data.updates(0, 0)) as updates:
         while not stop and not signal and not training.limits.reached(training.progress):
             work, number = next(updates), training.progress.update + 1
@@ -30,7 +34,8 @@ def preview_training(training: Training) -> Outcome:
             training.progress = training.progress.after_update(work.epoch, work.batch, work.tokens)
             training.updater.first_failed()  # waits for the device
             seconds = monotonic() - begin
-            enough = number >= PREVIEWED and seconds >= PREVIEW_SECONDS
+            slow = monotonic() - start >= SLOW_SECONDS
+            enough = slow or (number >= PREVIEWED and seconds >= PREVIEW_SECONDS)
             stop, signal = map(int, training.world.agree(enough, training.interruption.signal or 0))
     if made := training.progress.update - first.update:
         tokens = (training.progress.tokens - first.tokens) / seconds

@@ -44,6 +44,23 @@ def test_the_estimate_is_updates_times_seconds(
     assert minutes == pytest.approx(60_000 * seconds / 60, rel=0.02)
 
 
+def test_slow_updates_end_the_preview_after_the_first(
+    tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preview, "SLOW_SECONDS", 0.4)
+    update = Updater.run
+
+    def slow(self: Updater, work: Any, number: int, **rest: Any) -> None:
+        update(self, work, number, **rest)
+        sleep(0.5)
+
+    monkeypatch.setattr(Updater, "run", slow)
+    said, made = previewed(tmp_path, prepared, max_updates=600)
+    assert made == 1
+    (minutes,) = (float(found) for found in re.findall(r": ([\d.]+) minutes$", said[-1]))
+    assert minutes >= 600 * 0.5 / 60
+
+
 def test_limits_of_minutes_and_few_updates_hold(
     tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
