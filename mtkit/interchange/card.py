@@ -185,14 +185,14 @@ def _scores(run: Run, checkpoint: str) -> str:
     except MtkitError:
         return ""
     settings, rows = run.recipe.scoring, list[tuple[str, ...]]()
-    own = run.recipe.decoding.model_dump(exclude={"batch_tokens"})
+    decoding = run.recipe.decoding.model_dump(exclude={"batch_tokens"})
     for name, files in sides.items():
         record = run.folder / "translations" / f"{name}.json"
         about = read_stored(record, dict[str, Any], "translate again", error=RunError)
         if about.get("checkpoint") != checkpoint:  # another checkpoint's, or an ensemble's
             continue
         searched = about.get("settings", {}).items()
-        changed = [f"{key} = {value}" for key, value in searched if key in own and value != own[key]]
+        changed = [f"{key} = {value}" for key, value in searched if value != decoding.get(key, value)]
         side = f"{name}, with {', '.join(changed)}" if changed else name
         scored = score_side(
             name,

@@ -126,7 +126,7 @@ class Shortlist:
 
 @dataclass(frozen=True)
 class Adopted:
-    """What `Network.adopt` did not load."""
+    """Names of weights that `Network.adopt` did not load."""
 
     unfit: list[str]
     """The other network's weights that do not fit. Of attentions, only those in slots that this network lacks."""

@@ -190,8 +190,8 @@ def init_from_run(model: Network, run: Run, prepared: Prepared, say: Say) -> set
     for side in ("source", "target"):
         if (name := f"{side}_embedding.tokens.weight") in adopted.unfit:
             raise RecipeError(
-                f"the {side} embeddings have {model.settings.d_model} numbers per piece, and those of {run.folder} "
-                f"{weights[name].shape[1]}; leave out preset and model.d_model, or leave out --init-from"
+                f"the {side} embeddings have {model.settings.d_model} numbers per piece, and in {run.folder} they "
+                f"have {weights[name].shape[1]}; leave out preset and model.d_model, or leave out --init-from"
             )
     if adopted.unfit:
         say(f"of {run.folder} do not fit and are not copied: {_first_names(adopted.unfit)}")

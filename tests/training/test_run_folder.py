@@ -107,6 +107,8 @@ def test_the_parts_that_begin_at_random_are_printed(
 
 def test_embeddings_of_another_width_are_refused(prepared: Prepared, tmp_path: Path) -> None:
     run(tiny(training={"max_updates": 1}), prepared, tmp_path / "one")
-    with pytest.raises(RecipeError, match=r"source embeddings have 32 numbers per piece, and those of .*one 16; leave"):
+    with pytest.raises(
+        RecipeError, match=r"source embeddings have 32 numbers per piece, and in .*one they have 16; leave"
+    ):
         run(tiny(model={"d_model": 32}), prepared, tmp_path / "two", init_from=Run(tmp_path / "one"))
     assert not (tmp_path / "two").exists()
