@@ -204,7 +204,8 @@ def init_from_run(model: Network, run: Run, prepared: Prepared, say: Say) -> set
 
 def _is_drawn(parameter: Tensor) -> bool:
     """Return whether the values seem random. Values that are set, as of norms, gates and identities, repeat."""
-    return parameter.numel() > 1 and 2 * len(parameter.detach().unique()) > parameter.numel()
+    values = parameter.detach().flatten()[:4096]  # sorting a large matrix would take seconds
+    return len(values) > 1 and 2 * len(values.unique()) > len(values)
 
 
 def _parts(model: Network, drawn: set[str]) -> list[str]:
