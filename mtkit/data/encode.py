@@ -22,6 +22,7 @@ import numpy as np
 from mtkit.data.chunks import Chunk, SideText
 from mtkit.data.cleaning import pair_hashes
 from mtkit.errors import DataError
+from mtkit.text.characters import is_blank
 from mtkit.text.languages import languages_of
 from mtkit.text.misaligned import first_suspicious
 from mtkit.text.segments import Ragged
@@ -65,13 +66,17 @@ class EncodedChunk:
 
 
 def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> EncodedChunk:
-    """Encode a chunk, without tags and breaks, with `threads` threads (-1: one per processor core)."""
+    """Encode a chunk, without tags and breaks, with `threads` threads (-1: one per processor core).
+
+    Lines that show nothing, such as a zero-width space, have no pieces: training leaves their pairs out as empty.
+    """
     suspicious = first_suspicious(zip(chunk.sources[: chunk.aligned], chunk.targets[: chunk.aligned], strict=True))
-    pieces = tokenizers.target.encode_lines(chunk.targets, threads)
-    altered = tokenizers.target.altered(chunk.targets, pieces, threads)
+    sources, targets = (["" if is_blank(line) else line for line in side] for side in (chunk.sources, chunk.targets))
+    pieces = tokenizers.target.encode_lines(targets, threads)
+    altered = tokenizers.target.altered(targets, pieces, threads)
     target = _ragged(pieces)
     del pieces  # thousands of lists slow down the allocation of others
-    source = _ragged(tokenizers.source.encode_lines(chunk.sources, threads))
+    source = _ragged(tokenizers.source.encode_lines(sources, threads))
     same = (text.strip() == other.strip() for text, other in zip(chunk.sources, chunk.targets, strict=True))
     language, sample = languages_of(chunk.direction)[0], chunk.sources[sampled(len(chunk.lines))]
     return EncodedChunk(

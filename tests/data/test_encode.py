@@ -37,6 +37,15 @@ def test_a_chunk_is_the_pieces_of_each_pair_alone(folder: Path) -> None:
     assert found.identical.tolist() == [False, False, True]
 
 
+@pytest.mark.parametrize("blank", ["\u3000", "\u00a0", "\u200b", "\ufeff", "\u200e", "\0", "\u2028", "\u00ad", " \t"])
+def test_lines_that_show_nothing_have_no_pieces(folder: Path, blank: str) -> None:
+    pairs = [SegmentPair(1, blank, "zwei"), SegmentPair(2, "two", blank), SegmentPair(3, "two", f"zwei{blank}")]
+    encoded = encode_chunk(next(chunks(pairs, 0, "en-de")), Tokenizers.load(folder))
+    for side, empty in ((encoded.source, [True, False, False]), (encoded.target, [False, True, False])):
+        assert (side.lengths == 0).tolist() == empty
+    assert not encoded.altered[1]
+
+
 def test_unknown_words_count_as_words(tmp_path: Path) -> None:
     train_tokenizer(tmp_path / "joint.model", ["two dogs", "zwei Hunde"], TokenizerSettings(kind="words"))
     texts = [("two cats and dogs", "zwei"), ("", "drei Katzen"), ("\u65e5 dogs x", "\u65e5")]
