@@ -193,6 +193,12 @@ def _with_region(name: str) -> str:
     return f"{language}-{region.upper()}" if len(region) == 2 else _one_word(name)
 
 
+def _in_lower_case(name: str) -> str:
+    """Return a target language in capitals in lower case, as ko-KR for KO-KR: a direction en-KO-KR ends in KR."""
+    language, hyphen, region = _one_word(name).partition("-")
+    return f"{language.lower()}-{region}" if hyphen and language.isupper() else _one_word(name)
+
+
 _FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
@@ -213,7 +219,7 @@ def _named(sides: Any) -> Any:
 
 
 Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_listed, json_schema_input_type=Corpus | tuple[Corpus, ...])]
-Language = Annotated[str, AfterValidator(_one_word)]
+TargetLanguage = Annotated[str, AfterValidator(_in_lower_case)]
 SourceLanguage = Annotated[str, AfterValidator(_with_region)]
 SideName = Annotated[str, AfterValidator(_file_name), WithJsonSchema({"type": "string", "pattern": _FILE_NAME})]
 
@@ -239,7 +245,7 @@ class DataSettings(Settings):
     source_language: SourceLanguage = "en"
     """Source language of corpora without a direction. Default: the suffix of the training file names (`train.fr`), else
     the language of the text's script, else en."""
-    target_language: Language = "de"
+    target_language: TargetLanguage = "de"
     """Target language of corpora without a direction. Default: as for the source, else de."""
     builtin: Grammar = Grammar()
     task: Task | None = None

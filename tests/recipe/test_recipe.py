@@ -10,6 +10,7 @@ import pytest
 
 from mtkit.errors import RecipeError
 from mtkit.recipe import differences, load_recipe, make_recipe, overridden
+from mtkit.text.languages import languages_of
 
 
 def test_command_line_wins_over_file_over_preset(tmp_path: Path) -> None:
@@ -138,6 +139,15 @@ def test_a_region_of_the_source_language_is_no_target_language() -> None:
     data = make_recipe({"data": {"source_language": "zh-cn", "target_language": "en"}}).data
     assert data.directions == ["zh-CN-en"]
     assert make_recipe({"data": {"source_language": "zh-Hans"}}).data.source_language == "zh-Hans"
+
+
+@pytest.mark.parametrize(
+    ("language", "direction"), [("KO-KR", "en-ko-KR"), ("ko-KR", "en-ko-KR"), ("KO", "en-KO"), ("Korean", "en-Korean")]
+)
+def test_a_target_language_in_capitals_is_no_region_of_the_source(language: str, direction: str) -> None:
+    data = make_recipe({"data": {"target_language": language}}).data
+    assert data.directions == [direction]
+    assert languages_of(direction)[0] == "en"
 
 
 @pytest.mark.parametrize("direction", ["th_zh", "en-", "-de", ""])
