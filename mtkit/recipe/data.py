@@ -64,7 +64,7 @@ class Corpus(Settings):
     def _has_two_languages(cls, direction: str | None) -> str | None:
         if direction is not None and not all(direction.partition("-")):
             raise ValueError(f"write a direction as en-de, not {shown(direction)}")
-        return direction
+        return None if direction is None else _without_slash(direction)
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -184,7 +184,13 @@ def _listed(corpora: Any) -> Any:
 def _one_word(name: str) -> str:
     if len(name.split()) != 1:
         raise ValueError(f"no language '{name[:80]}': give one word: a code (zh-CN) or an English name (Japanese)")
-    return name.strip()
+    return _without_slash(name.strip())
+
+
+def _without_slash(language: str) -> str:
+    if "/" in language:
+        raise ValueError(f"no language {shown(language)}: write it without '/', as zh-CN")
+    return language
 
 
 def _with_region(name: str) -> str:

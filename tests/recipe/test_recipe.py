@@ -156,6 +156,21 @@ def test_a_direction_has_two_languages(direction: str) -> None:
         make_recipe({"data": {"train": {**PAIR, "direction": direction}, "valid": {**PAIR, "direction": direction}}})
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"source_language": "../en"},
+        {"target_language": "de/AT"},
+        {"train": {**PAIR, "direction": "en-de/AT"}, "valid": {**PAIR, "direction": "en-de/AT"}},
+    ],
+    ids=["source", "target", "direction"],
+)
+def test_a_language_is_no_path(data: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=": write it without '/', as zh-CN") as raised:
+        make_recipe({"data": data})
+    assert "\n" not in str(raised.value)
+
+
 def test_the_direction_without_training_text_is_that_of_the_languages() -> None:
     data = make_recipe({"data": {"source_language": "de", "target_language": "fr"}}).data
     assert data.directions == ["de-fr"]
