@@ -23,7 +23,7 @@ from mtkit.text.languages import (
     has_spaces,
     known_language,
     lacks_spaces,
-    language_in,
+    languages_in,
     languages_of,
     script_language,
 )
@@ -172,12 +172,19 @@ def with_languages(settings: DataSettings) -> tuple[DataSettings, list[str]]:
 def _guess_language(corpora: Sequence[Corpus], side: SourceOrTarget) -> tuple[str | None, str]:
     """Return the language of one side of the training corpora, and its origin."""
     for corpus in corpora:
-        if (name := getattr(corpus, side)) is not None and (language := language_in(str(name))):
-            return language, f"from the name {Path(str(name)).name}"
+        if language := _named_languages(corpus)[side]:
+            return language, f"from the name {Path(str(getattr(corpus, side))).name}"
     for corpus in corpora:
         if language := script_language(_first_lines(corpus, side)):
             return language, f"from the script of {name_of(corpus, side)}"
     return None, "by default"
+
+
+def _named_languages(corpus: Corpus) -> dict[SourceOrTarget, str | None]:
+    """Return the languages in the names of a corpus's two files or columns; None for a missing name."""
+    source, target = ("" if name is None else str(name) for name in (corpus.source, corpus.target))
+    languages = languages_in(source, target)
+    return {"source": languages[0], "target": languages[1]}
 
 
 def _contradictions(settings: DataSettings) -> Iterator[str]:
@@ -196,8 +203,8 @@ def _contradictions(settings: DataSettings) -> Iterator[str]:
         source, target = languages_of(settings.direction_of(corpus))
         if corpus.direction is None:
             source, target = settings.source_language, settings.target_language
-        named = [language_in(str(end)) if end is not None else None for end in (corpus.source, corpus.target)]
-        if _main_code(named[0]) == _main_code(target) != _main_code(source) == _main_code(named[1]):
+        named = _named_languages(corpus)
+        if _main_code(named["source"]) == _main_code(target) != _main_code(source) == _main_code(named["target"]):
             yield (
                 f"warning: {name} has {corpus.source} as source and {corpus.target} as target, but the direction is "
                 f"{source} to {target}; exchange the files if they are the wrong way round"

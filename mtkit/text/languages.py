@@ -91,6 +91,18 @@ def language_in(name: str) -> str | None:
     return None
 
 
+def languages_in(source: str, target: str) -> tuple[str | None, str | None]:
+    """Return the language codes at the ends of two names, as `language_in`; a pair that ends both, de-fr, is split.
+
+    src.de-fr and tgt.de-fr are in German and in French, train.zh-CN in Chinese.
+    """
+    languages = language_in(source), language_in(target)
+    first, _, second = (languages[0] or "").lower().partition("-")
+    if languages[0] == languages[1] and second != first and second in _TWO_LETTERS.split():
+        return first, second
+    return languages
+
+
 def script_language(lines: Sequence[str]) -> str | None:
     """Return the only language that uses the script of most letters; None if several languages use it."""
     text = "".join(lines)

@@ -183,6 +183,8 @@ def settings_of_text(folder: Path, source: tuple[str, str], target: tuple[str, s
         (("a.ja", "ja"), ("a.en", "en"), {}, "ja-en", "source ja (from the name a.ja), target en"),
         (("a.zh-CN.txt", "zh"), ("b.txt", "en"), {}, "zh-CN-de", "target de (by default); name others"),
         (("a.src", "en"), ("a.tgt", "zh"), {}, "en-zh", "target zh (from the script of "),
+        (("a.en-ja.src", "en"), ("a.en-ja.tgt", "en"), {}, "en-de", "source en (by default), target de (by default)"),
+        (("src.en-ja.txt", "en"), ("tgt.en-ja.txt", "ja"), {}, "en-ja", "source en (from the name src.en-ja.txt), t"),
         (("a.src", "ja"), ("a.tgt", "zh"), {}, "ja-zh", "source ja (from the script of "),
         (("a.src", "en"), ("a.tgt", "en"), {}, "en-de", "source en (by default), target de (by default)"),
         (

@@ -6,6 +6,7 @@ from mtkit.text.languages import (
     known_language,
     lacks_spaces,
     language_in,
+    languages_in,
     languages_of,
     script_language,
     seam,
@@ -86,6 +87,25 @@ def test_a_direction_has_two_languages(direction: str, languages: tuple[str, str
 )
 def test_names_of_files_and_columns_end_in_a_language(names: list[str], language: str | None) -> None:
     assert [language_in(name) for name in names] == [language] * len(names)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "languages"),
+    [
+        ("src.de-fr.txt", "tgt.de-fr.txt", ("de", "fr")),
+        ("src.de_fr", "tgt.de_fr", ("de", "fr")),
+        ("train.de", "train.fr", ("de", "fr")),
+        ("a.zh-CN", "b.zh-CN", ("zh-CN", "zh-CN")),
+        ("a.de-DE", "b.de-DE", ("de-DE", "de-DE")),
+        ("a.pt-BR", "b.pt-PT", ("pt-BR", "pt-PT")),
+        ("src.txt", "tgt.de-fr.txt", (None, "de-FR")),
+        ("src", "", (None, None)),
+    ],
+)
+def test_a_pair_of_languages_that_ends_both_names_is_split(
+    source: str, target: str, languages: tuple[str | None, str | None]
+) -> None:
+    assert languages_in(source, target) == languages
 
 
 def test_some_scripts_tell_the_language() -> None:
