@@ -172,19 +172,30 @@ def with_languages(settings: DataSettings) -> tuple[DataSettings, list[str]]:
 def _guess_language(corpora: Sequence[Corpus], side: SourceOrTarget) -> tuple[str | None, str]:
     """Return the language of one side of the training corpora, and its origin."""
     for corpus in corpora:
-        if language := _named_languages(corpus)[side]:
-            return language, f"from the name {Path(str(getattr(corpus, side))).name}"
+        language, origin = _named_languages(corpus)[side]
+        if language:
+            return language, origin
     for corpus in corpora:
         if language := script_language(_first_lines(corpus, side)):
             return language, f"from the script of {name_of(corpus, side)}"
     return None, "by default"
 
 
-def _named_languages(corpus: Corpus) -> dict[SourceOrTarget, str | None]:
-    """Return the languages in the names of a corpus's two files or columns; None for a missing name."""
-    source, target = ("" if name is None else str(name) for name in (corpus.source, corpus.target))
-    languages = languages_in(source, target)
-    return {"source": languages[0], "target": languages[1]}
+def _named_languages(corpus: Corpus) -> dict[SourceOrTarget, tuple[str | None, str]]:
+    """Return the language in the name of each of a corpus's two files or columns, or None, and its origin.
+
+    The only language of a script replaces a code of two letters that is not one of its codes: train.kr is Korean if its
+    text is, although kr is Kanuri.
+    """
+    names: dict[SourceOrTarget, str] = {"source": str(corpus.source or ""), "target": str(corpus.target or "")}
+    languages = dict[SourceOrTarget, tuple[str | None, str]]()
+    for (side, name), language in zip(names.items(), languages_in(**names), strict=True):
+        languages[side] = language, f"from the name {Path(name).name}"
+        if language and len(language) == 2 and known_language(language) is None:
+            script = script_language(_first_lines(corpus, side))
+            if script and script != language:
+                languages[side] = script, f"from the script of {name_of(corpus, side)}"
+    return languages
 
 
 def _contradictions(settings: DataSettings) -> Iterator[str]:
@@ -203,7 +214,7 @@ def _contradictions(settings: DataSettings) -> Iterator[str]:
         source, target = languages_of(settings.direction_of(corpus))
         if corpus.direction is None:
             source, target = settings.source_language, settings.target_language
-        named = _named_languages(corpus)
+        named = {side: language for side, (language, _) in _named_languages(corpus).items()}
         if _main_code(named["source"]) == _main_code(target) != _main_code(source) == _main_code(named["target"]):
             yield (
                 f"warning: {name} has {corpus.source} as source and {corpus.target} as target, but the direction is "

@@ -161,6 +161,7 @@ def test_the_languages_of_a_run_are_those_that_it_was_trained_on(place: Path, tm
 
 TEXT = {
     "en": [f"Line {number} is English, with words." for number in range(40)],
+    "ko": [f"{number}마리의 개가 나무 아래에서 집을 본다." for number in range(40)],
     "ja": [f"{number}番の犬が木の下で家を見ています。" for number in range(40)],
     "zh": [f"第{number}只老狗在树下看见了一座小房子。" for number in range(40)],
 }
@@ -185,6 +186,8 @@ def settings_of_text(folder: Path, source: tuple[str, str], target: tuple[str, s
         (("a.src", "en"), ("a.tgt", "zh"), {}, "en-zh", "target zh (from the script of "),
         (("a.en-ja.src", "en"), ("a.en-ja.tgt", "en"), {}, "en-de", "source en (by default), target de (by default)"),
         (("src.en-ja.txt", "en"), ("tgt.en-ja.txt", "ja"), {}, "en-ja", "source en (from the name src.en-ja.txt), t"),
+        (("a.en", "en"), ("a.kr", "ko"), {}, "en-ko", "source en (from the name a.en), target ko (from the script of "),
+        (("a.en", "en"), ("a.kr", "en"), {}, "en-kr", "target kr (from the name a.kr)"),
         (("a.src", "ja"), ("a.tgt", "zh"), {}, "ja-zh", "source ja (from the script of "),
         (("a.src", "en"), ("a.tgt", "en"), {}, "en-de", "source en (by default), target de (by default)"),
         (

@@ -44,6 +44,8 @@ def settings(write_pair: WritePair, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     documents = second.model_copy(update={"documents": "empty-lines"})
     return DataSettings(
         folder=tmp_path / "data",
+        source_language="en",
+        target_language="de",  # whatever the script
         train=(first, documents),
         valid=write_pair("valid", b"held out\nthe house\n", b"vorbehalten\ndas Haus\n"),
         cleaning=Cleaning(misaligned=True, identical=True, overlap=True, duplicates=True),
