@@ -220,6 +220,13 @@ def _contradictions(settings: DataSettings) -> Iterator[str]:
                 f"warning: {name} has {corpus.source} as source and {corpus.target} as target, but the direction is "
                 f"{source} to {target}; exchange the files if they are the wrong way round"
             )
+        elif _other_language(named["source"], source) or _other_language(named["target"], target):
+            names = {"source": corpus.source, "target": corpus.target}
+            given = " and ".join(f"{file} as {side}" for side, file in names.items() if file is not None)
+            yield (
+                f"warning: {name} has {given}, but the direction is {source} to {target}; if the names are right, give "
+                f"the corpus its direction (`direction: {named['source'] or source}-{named['target'] or target}`)"
+            )
         if name == "train" and bleu_tokenizer(target) == "13a" and lacks_spaces(_first_lines(corpus, "target")):
             yield (
                 f"warning: {name_of(corpus, 'target')} has no spaces between words, which BLEU for the language "
@@ -240,6 +247,12 @@ def _first_lines(corpus: Corpus, side: SourceOrTarget) -> list[str]:
             return list(islice(Lines(Path(name)), _SAMPLE))
         return [getattr(pair, side) for pair in islice(read_corpus(corpus), _SAMPLE)]
     return []
+
+
+def _other_language(named: str | None, language: str) -> bool:
+    """Return whether a name contradicts the language; codes of different length may be of the same language."""
+    one, other = _main_code(named), _main_code(language)
+    return one is not None and other is not None and len(one) == len(other) and one != other
 
 
 def _main_code(language: str | None) -> str | None:

@@ -28,7 +28,8 @@ def test_languages_without_spaces_have_no_words(tmp_path: Path, write_pair: Writ
         train=write_pair("train", source, target),
         valid=write_pair("valid", "一只狗\n".encode(), b"a dog\n"),
     )
-    head, train, *_ = summary(prepare(settings), max_length=1_024).splitlines()[2:]
+    lines = summary(prepare(settings), max_length=1_024).splitlines()
+    head, train, *_ = lines[lines.index("") + 1 :]
     assert head.split()[1:5] == ["words", "zh-CN", "words", "en"]
     _, segments, *words, pieces, _, ratio, other = train.split()
     assert [segments, *words] == ["60", "-", "360"]

@@ -217,8 +217,8 @@ def test_languages_come_from_names_or_scripts(
 
 def test_text_without_spaces_and_files_the_wrong_way_round_are_warned_of(tmp_path: Path) -> None:
     given = settings_of_text(tmp_path, ("a.en", "en"), ("a.ja", "ja"), target_language="de")
-    _, (_, warning) = with_languages(given)
-    assert "a.ja has no spaces between words" in warning
+    _, (_, *warnings) = with_languages(given)
+    assert any("a.ja has no spaces between words" in warning for warning in warnings)
     turned = {"source": tmp_path / "a.ja", "target": tmp_path / "a.en"}
     _, (_, *warnings) = with_languages(
         DataSettings.model_validate(
@@ -226,6 +226,29 @@ def test_text_without_spaces_and_files_the_wrong_way_round_are_warned_of(tmp_pat
         )
     )
     assert [each.startswith("warning: valid has ") for each in warnings] == [True]
+
+
+def test_names_of_other_languages_than_the_direction_are_warned_of(tmp_path: Path) -> None:
+    given = settings_of_text(tmp_path, ("a.en", "en"), ("a.zh", "zh"))
+    other = {"source": "b.en", "target": "b.fr"}
+    for name, corpora in (("train", [*given.train, other]), ("valid", other), ("test", {"new": other})):
+        settings = DataSettings.model_validate({**given.model_dump(exclude_unset=True), name: corpora})
+        _, (_, *warnings) = with_languages(settings)
+        (warning,) = warnings
+        assert warning.startswith(f"warning: {'new' if name == 'test' else name} has b.en as source and b.fr as target")
+        assert warning.endswith("(`direction: en-fr`)")
+    silent = [
+        {**other, "direction": "en-fr"},
+        {"source": "b.eng_Latn", "target": "b.zho_Hant"},
+        {**other, "target": "b"},
+    ]
+    settings = DataSettings.model_validate({**given.model_dump(exclude_unset=True), "train": [*given.train, *silent]})
+    assert len(with_languages(settings)[1]) == 1
+    one_side = {"source": "b.fr", "translated_by": "run"}
+    settings = DataSettings.model_validate({**given.model_dump(exclude_unset=True), "train": [*given.train, one_side]})
+    assert "train has b.fr as source, but the direction is en to zh" in with_languages(settings)[1][1]
+    french = DataSettings.model_validate({"train": other, "valid": other, "target_language": "French"})
+    assert len(with_languages(french)[1]) == 1
 
 
 def test_text_with_directions_and_columns_of_tables_need_no_guess(tmp_path: Path) -> None:
