@@ -63,7 +63,7 @@ class PieceUse(TypedDict):
     used: Count
     """Pieces that occur at all."""
     rare: Count
-    """Pieces that occur fewer than `mtkit.data.sides.RARE` times."""
+    """Pieces of several characters that occur fewer than `mtkit.data.sides.RARE` times."""
     enough: Count
     """Size of the vocabulary without rare pieces of several characters."""
 

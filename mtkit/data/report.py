@@ -154,17 +154,23 @@ def _oddities(record: dict[str, Any]) -> list[str]:
 
 
 def _too_large(record: dict[str, Any]) -> list[str]:
-    """Return a warning about each vocabulary most of whose pieces are rare in the training text."""
+    """Return a warning about each vocabulary most of whose pieces are rare and dispensable, if a smaller one exists.
+
+    Single characters are not dispensable: without their pieces they would be bytes.
+    """
     settings = record["settings"]
     if settings.get("tokenizer_from") or settings["tokenizer"]["kind"] == "words":  # fewer words would be more bytes
         return []
-    return [
-        f"warning: the {name} vocabulary is large for this text: {use['rare']:,} of the {use['used']:,} pieces that "
-        f"it has occur fewer than {RARE} times; try --vocabulary {-(-use['enough'] // 8) * 8} "
-        "(data.tokenizer.vocabulary)"
-        for name, use in record["sides"]["train"].get("use", {}).items()
-        if use["rare"] > use["used"] / 2
-    ]
+    lines = []
+    for name, use in record["sides"]["train"].get("use", {}).items():
+        enough, size = -(-use["enough"] // 8) * 8, record["vocabulary"]["target" if name == "target" else "source"]
+        if use["rare"] > use["used"] / 2 and enough < size:
+            lines.append(
+                f"warning: the {name} vocabulary is large for this text: {use['rare']:,} of the {use['used']:,} pieces "
+                f"that it has are of several characters and occur fewer than {RARE} times; try --vocabulary {enough} "
+                "(data.tokenizer.vocabulary)"
+            )
+    return lines
 
 
 def _repairs(inputs: dict[str, Any]) -> list[str]:

@@ -89,8 +89,8 @@ def piece_use(tokenizer: Tokenizer, occurrences: np.ndarray) -> dict[str, int]:
     """Return the `PieceUse` of a vocabulary whose pieces occur (V,) times."""
     several = np.array([len(tokenizer.piece(piece)) > 1 for piece in range(tokenizer.size)])
     text = tokenizer.bytes * ~tokenizer.is_byte > 0
-    rare = text & (occurrences > 0) & (occurrences < RARE)
     dispensable = text & several & (occurrences < RARE)
+    rare = dispensable & (occurrences > 0)
     return {
         "used": int((text & (occurrences > 0)).sum()),
         "rare": int(rare.sum()),

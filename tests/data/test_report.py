@@ -92,6 +92,29 @@ def test_damaged_text_and_a_large_vocabulary_are_warned_of(tmp_path: Path, write
     assert not any("is large for" in line for line in summary(whole, max_length=1_024).splitlines())
 
 
+def test_a_vocabulary_of_rare_characters_is_not_too_large(tmp_path: Path, write_pair: WritePair) -> None:
+    characters = [chr(code) for code in range(0x4E00, 0x4E00 + 600)]
+    text = "".join("".join(characters[number * 7 % 600 :][:9]) + "\n" for number in range(300)).encode()
+    settings = DataSettings(
+        folder=tmp_path / "data",
+        source_language="zh",
+        target_language="zh",
+        train=write_pair("train", text, text),
+        valid=write_pair("valid", "一\n".encode(), "一\n".encode()),
+        tokenizer=TokenizerSettings(vocabulary=900),
+    )
+    assert "is large for this text" not in summary(prepare(settings), max_length=1_024)
+
+
+def test_a_smaller_vocabulary_is_advised_only_if_there_is_one(builtin: Prepared) -> None:
+    record = copy.deepcopy(builtin.record)
+    size = record["vocabulary"]["source"]
+    for enough, advised in ((size - 8, True), (size - 7, False), (size, False)):
+        record["sides"]["train"]["use"] = {"joint": {"used": 100, "rare": 90, "enough": enough}}
+        text = summary(Report(builtin.folder, unchanged=False, record=record), max_length=1_024)
+        assert (f"try --vocabulary {enough}" in text) == ("is large for" in text) == advised
+
+
 def test_a_few_odd_lines_are_noted_and_plain_text_is_not(builtin: Prepared) -> None:
     record = copy.deepcopy(builtin.record)
     text = summary(Report(builtin.folder, unchanged=False, record=record), max_length=1_024)
