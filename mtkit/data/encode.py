@@ -5,7 +5,7 @@ import subprocess
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from mtkit.text.languages import languages_of
 from mtkit.text.misaligned import first_suspicious
 from mtkit.text.segments import Ragged
 from mtkit.text.sentences import sentences
-from mtkit.text.tokenizer import Tokenizer, Tokenizers
+from mtkit.text.tokenizer import UNK, Tokenizer, Tokenizers
 
 _ONE_PROCESS = 20_000
 """Maximum segments for which one process is faster than starting several."""
@@ -82,7 +82,7 @@ def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> Enc
     return EncodedChunk(
         source,
         target,
-        words=(_words(source, tokenizers.source), _words(target, tokenizers.target)),
+        words=(_words(source, tokenizers.source, sources), _words(target, tokenizers.target, targets)),
         sentences=np.array([len(sentences(text, language)) for text in sample], np.int32),
         hashes=pair_hashes(chunk.direction, source, target, chunk.sources, chunk.targets),
         identical=np.fromiter(same, dtype=bool, count=len(chunk.lines)),
@@ -219,8 +219,14 @@ def _ragged(rows: list[list[int]]) -> Ragged:
     return Ragged(np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(lengths.sum())), lengths)
 
 
-def _words(side: Ragged, tokenizer: Tokenizer) -> np.ndarray:
-    """Count the words of each row: pieces that begin with a space, and bytes that spell one."""
+def _words(side: Ragged, tokenizer: Tokenizer, lines: Sequence[str]) -> np.ndarray:
+    """Count the words of each row: pieces that begin with a space, and bytes that spell one.
+
+    In rows with an unknown piece, which may be several words, the words of the line are counted.
+    """
     begins = tokenizer.begins_word[side.flat]
     begins[tokenizer.space_bytes(side.flat)] = True
-    return side.sums(begins.astype(np.int32))
+    counts = side.sums(begins.astype(np.int32))
+    for row in np.flatnonzero(side.sums((side.flat == UNK).astype(np.int32))).tolist():
+        counts[row] = tokenizer.count_words(lines[row])
+    return counts

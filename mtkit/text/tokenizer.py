@@ -120,6 +120,10 @@ class Tokenizer:
         normalised: str = self._processor.normalize(text)
         return normalised
 
+    def count_words(self, text: str) -> int:
+        """Return the number of words between the spaces of the normalised text."""
+        return sum(map(bool, self.normal(text).split(_SPACE)))
+
     def cleans(self, text: str) -> bool:
         """Return whether folding removes or replaces control or invisible characters of the text."""
         return self._folding is not None and has_invisible(text)

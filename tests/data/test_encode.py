@@ -46,8 +46,11 @@ def test_lines_that_show_nothing_have_no_pieces(folder: Path, blank: str) -> Non
     assert not encoded.altered[1]
 
 
-def test_unknown_words_count_as_words(tmp_path: Path) -> None:
-    train_tokenizer(tmp_path / "joint.model", ["two dogs", "zwei Hunde"], TokenizerSettings(kind="words"))
+@pytest.mark.parametrize("byte_fallback", [True, False])
+@pytest.mark.parametrize("kind", ["words", "bpe"])
+def test_unknown_words_count_as_words(tmp_path: Path, kind: str, byte_fallback: bool) -> None:
+    settings = TokenizerSettings.model_validate({"kind": kind, "byte_fallback": byte_fallback})
+    train_tokenizer(tmp_path / "joint.model", ["two dogs", "zwei Hunde"] * 20, settings)
     texts = [("two cats and dogs", "zwei"), ("", "drei Katzen"), ("\u65e5 dogs x", "\u65e5")]
     pairs = [SegmentPair(line, *both) for line, both in enumerate(texts, start=1)]
     found = encode_chunk(next(chunks(pairs, 0, "en-de")), Tokenizers.load(tmp_path))
