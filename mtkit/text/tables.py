@@ -24,6 +24,9 @@ Rows = Iterator[tuple[int, list[Cell]]]
 _PARQUET_ROWS, _DATASET_ROWS = 10_000, 1_000
 """Rows read together from a Parquet file, and from a data set."""
 
+_DEFAULT_SPLIT = "train"
+"""The split of a saved data set that stores no name of a split; the default of a corpus."""
+
 _TEXT = {"string", "large_string", "string_view"}
 
 
@@ -220,7 +223,15 @@ def dataset_rows(
     Raises: DataError if the data set, subset, split or column does not exist, cannot be fetched, or is no text.
     """
     label = " ".join(part for part in (name, subset, split) if part)
-    rows = _load_saved(Path(name), split) if Path(name).is_dir() else _load_from_hub(name, subset, split, streaming)
+    if Path(name).is_dir():
+        for setting, given in (("subset", subset is not None), ("streaming", streaming)):
+            if given:
+                raise DataError(
+                    f"{name} is a folder, and {setting} of a corpus applies to data sets of the hub only; leave it out"
+                )
+        rows = _load_saved(Path(name), split)
+    else:
+        rows = _load_from_hub(name, subset, split, streaming)
     yield from arrow_rows(_dataset_batches(rows, label), columns, repairs, label)
 
 
@@ -249,7 +260,7 @@ def _load_saved(folder: Path, split: str) -> Any:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:
         raise DataError(f"{folder}: cannot read the saved data set ({_one_line(error)}); save it again") from error
-    splits = dict(saved) if isinstance(saved, datasets.DatasetDict) else {str(saved.split or split): saved}
+    splits = dict(saved) if isinstance(saved, datasets.DatasetDict) else {str(saved.split or _DEFAULT_SPLIT): saved}
     if split not in splits:
         raise DataError(f"{folder} has no split {shown(split)}; there is {', '.join(map(str, splits))}")
     return splits[split]
