@@ -81,7 +81,7 @@ class Lines:
                     raise _too_long(str(self.path), number + block.count(b"\n"))
                 lines = _decode_clean(block)
                 if lines is None:
-                    encoded = block.removesuffix(b"\n").split(b"\n")
+                    encoded = io.BytesIO(block).readlines()  # with line ends, without which the last line may be cut
                     yield from decode_lines(encoded, str(self.path), self.repairs, first=number)
                     number += len(encoded)
                 else:
@@ -166,9 +166,9 @@ def decode_lines(lines: Iterable[bytes], name: str, repairs: Repairs | None = No
     """Decode the lines of a file or stream called `name`, from line `first` on; repairs and errors as `Lines`."""
     repairs = repairs or Repairs()
     for number, line in enumerate(lines, start=first):
-        if len(line) > LONGEST:
-            raise _too_long(name, number)
         text = line.removesuffix(b"\n")
+        if len(text) > LONGEST:
+            raise _too_long(name, number)
         if text.endswith(b"\r"):
             text = text[:-1]
             repairs.carriage_returns += 1
@@ -183,9 +183,14 @@ def decode_lines(lines: Iterable[bytes], name: str, repairs: Repairs | None = No
                     raise DataError(f"{name} is {kind}; {advice}") from error
             if number <= 2 and b"\0" in text:
                 raise _no_mark(name) from error
+            if error.reason == "unexpected end of data" and not line.endswith(b"\n"):
+                raise DataError(
+                    f"{name}, line {number}: the last line ends in the middle of a UTF-8 character; fetch or copy the "
+                    "file again, since it is cut off"
+                ) from error
             raise DataError(
-                f"{name}, line {number}: not UTF-8 (byte {error.start + 1} is 0x{text[error.start]:02x}); "
-                f"convert the file, as with `iconv -f latin1 -t utf-8`"
+                f"{name}, line {number}: not UTF-8 (byte {error.start + 1} is 0x{text[error.start]:02x}); convert it "
+                "with `iconv -f ENCODING -t utf-8` from its real encoding, as latin1, gb18030 or shift_jis"
             ) from error
         # UTF-16 ends lines by "\0\n" or "\n\0"
         at_the_end = text[-1:] if number == 1 else text[:1] if number == 2 else b""

@@ -171,7 +171,7 @@ class WordVectors:
         if count > _FEW and count > _MOST_UNREADABLE * number:
             raise DataError(
                 f"{self.path}, line {self.unreadable[0]:,}: the word is not UTF-8, as in {count:,} of the first "
-                f"{number:,} lines; convert the file, as with `iconv -f latin1 -t utf-8`"
+                f"{number:,} lines; convert the file from its real encoding, as with `iconv -f latin1 -t utf-8`"
             )
 
     def _error(self, line: int, problem: str) -> DataError:

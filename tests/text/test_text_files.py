@@ -99,6 +99,20 @@ def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
         list(Lines(tmp_path / "latin", span=Span(4, 10, before=1)))
 
 
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_file_that_ends_within_a_character_is_cut_off(cut: int, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes("天气\n今天".encode()[:-cut])
+    with pytest.raises(DataError, match="text, line 2: the last line ends in the middle of a UTF-8 character; fetch"):
+        list(Lines(tmp_path / "text"))
+
+
+@pytest.mark.parametrize("encoding", ["latin1", "gb18030", "shift_jis"])
+def test_no_encoding_is_assumed_of_text_that_is_not_utf8(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes({"latin1": "schön\n"}.get(encoding, "今天\n").encode(encoding))
+    with pytest.raises(DataError, match=rf"from its real encoding, as .*{encoding}"):
+        list(Lines(tmp_path / "text"))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
