@@ -141,7 +141,7 @@ def _well_scored(
     for line, (*cells, cell) in rows:
         try:
             score = float(cell)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # an integer may be too large for a float
             score = math.nan
         blank = not any(str(cell).strip() for cell in cells[:2])
         if not blank and math.isnan(score):
@@ -168,8 +168,9 @@ def _table_rows(corpus: Corpus, repairs: Repairs) -> Rows:
         return jsonl_rows(corpus.file, columns, repairs, gaps=gaps)
     if corpus.file.suffix == ".parquet":
         return parquet_rows(corpus.file, columns, repairs)
-    if kind == ".tmx" and corpus.documents is not None:
-        raise DataError(f"{corpus.file}: a translation memory has no documents; leave documents of the corpus out")
+    for name in ("documents", "scores"):
+        if kind == ".tmx" and getattr(corpus, name) is not None:
+            raise DataError(f"{corpus.file}: a translation memory has no {name}; leave {name} of the corpus out")
     if kind == ".tmx":
         return tmx_rows(corpus.file, columns, repairs)
     raise DataError(f"{corpus.file} has an unknown format; give .tsv, .jsonl, .tmx (each with .gz too) or .parquet")

@@ -5,6 +5,7 @@ Data sets of the `datasets` library come from the Hugging Face hub, or from a fo
 
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,10 @@ def tsv_rows(path: Path, columns: Sequence[str], repairs: Repairs, *, gaps: bool
     """
     by_number = [column.isdecimal() for column in columns]
     if any(by_number) and not all(by_number):
-        raise DataError(f"{path}: give the columns ({', '.join(columns)}) all by name or all by number, not mixed")
+        raise DataError(
+            f"{path}: give the columns ({', '.join(columns)}) all by name or all by number, not mixed"
+            f"{_file_hint(columns)}"
+        )
     width, places = 0, [int(column) - 1 for column in columns if column.isdecimal()]
     for number, line in enumerate(Lines(path, repairs), start=1):
         if gaps and not line.strip():
@@ -109,12 +113,18 @@ def flatten(value: Cell, repairs: Repairs, where: str, *, check: bool = False) -
     return value
 
 
+def _file_hint(columns: Sequence[str]) -> str:
+    """Return an explanation if one of the columns is the name of a file, as for the scores of two text files."""
+    files = [column for column in columns if os.path.isfile(column)]
+    return f"; {files[0]} is a file: documents and scores of this corpus are columns too" if files else ""
+
+
 def _column_place(path: Path, column: str, header: Sequence[str]) -> int:
     if header.count(column) != 1:
         how = "no column" if column not in header else "several columns"
         raise DataError(
             f"{path} has {how} {shown(column)} in its first line ({', '.join(header)[:200]}); "
-            f"give one of these names, or numbers from 1 for a file without names"
+            f"give one of these names, or numbers from 1 for a file without names{_file_hint([column])}"
         )
     return header.index(column)
 
@@ -123,7 +133,8 @@ def _json_value(row: dict[str, Any], column: str, where: str) -> Cell:
     value: Any = row
     for key in [column] if column in row else column.split("."):
         if not isinstance(value, dict) or key not in value:
-            raise DataError(f"{where}: no key {shown(column)}; there is {', '.join(row)[:200] or 'none'}")
+            there = ", ".join(row)[:200] or "none"
+            raise DataError(f"{where}: no key {shown(column)}; there is {there}{_file_hint([column])}")
         value = value[key]
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         raise DataError(f"{where}: {shown(column)} holds {_json_type(value)}, not text")
@@ -194,7 +205,8 @@ def _check_column(schema: pa.Schema, column: str, name: str) -> None:
         names = [field.name for field in fields]
         if names.count(part) != 1:
             how = "several columns" if part in names else "no column"
-            raise DataError(f"{name} has {how} {column}; there is {', '.join(_leaves(schema))[:200]}")
+            there = ", ".join(_leaves(schema))[:200]
+            raise DataError(f"{name} has {how} {column}; there is {there}{_file_hint([column])}")
         kind = fields.field(part).type
         fields = kind if pa.types.is_struct(kind) else ()
     if pa.types.is_dictionary(kind):

@@ -79,6 +79,26 @@ def test_what_is_no_score_is_named_by_its_line(
         list(read_corpus(corpus))
 
 
+def test_a_number_that_no_float_can_hold_is_no_score(tmp_path: Path) -> None:
+    corpus = Corpus(**as_jsonl(tmp_path, [*SCORES[:3], 10**400, *SCORES[4:]]), least_score=0.5)
+    with pytest.raises(DataError, match=r"line 4: '1000.*' is not a score"):
+        list(read_corpus(corpus))
+
+
+@pytest.mark.parametrize("write", KINDS[1:])
+@pytest.mark.parametrize("name", ["scores", "documents"])
+def test_scores_and_documents_of_one_file_are_columns(
+    tmp_path: Path, write: Callable[..., dict[str, Any]], name: str
+) -> None:
+    file = lines(tmp_path / "m.scores", *SCORES)
+    corpus = Corpus.model_validate({**write(tmp_path, SCORES), name: file, "least_score": 0.5})
+    with pytest.raises(
+        DataError, match=r"m\.scores is a file: documents and scores of this corpus are columns too"
+    ) as raised:
+        list(read_corpus(corpus))
+    assert "\n" not in str(raised.value)
+
+
 def test_as_many_scores_as_lines(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"scores has 5 lines and .*source has 6; .*or the score, of line N"):
         list(read_corpus(Corpus(**as_files(tmp_path, SCORES[:5]), least_score=0.5)))

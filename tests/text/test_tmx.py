@@ -2,6 +2,7 @@
 
 import gzip
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -114,7 +115,10 @@ def test_what_is_no_memory_is_refused(tmp_path: Path, text: str, message: str) -
     assert "\n" not in str(raised.value)
 
 
-def test_a_memory_has_no_documents(tmp_path: Path) -> None:
-    corpus = Corpus(file=written(tmp_path, HEAD + UNITS), source="en", target="de", documents="empty-lines")
-    with pytest.raises(DataError, match="has no documents"):
+@pytest.mark.parametrize("more", [{"documents": "empty-lines"}, {"scores": "m.scores", "least_score": 0.5}])
+def test_a_memory_has_neither_documents_nor_scores(tmp_path: Path, more: dict[str, Any]) -> None:
+    corpus = Corpus(file=written(tmp_path, HEAD + UNITS), source="en", target="de", **more)
+    with pytest.raises(
+        DataError, match=f"memory has no {next(iter(more))}; leave {next(iter(more))} of the corpus out"
+    ):
         list(read_corpus(corpus))
