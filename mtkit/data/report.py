@@ -55,7 +55,7 @@ def summary(report: Report, max_length: int) -> str:
     if (folder / CONTRASTIVE).is_file():
         parts.append(f"contrastive pairs of the test sides, with their context: {folder / CONTRASTIVE}")
     too_long = open_prepared(folder).train.too_long(max_length)
-    parts.append(f"also left out of training: {too_long:,} too long (over {max_length:,} pieces)")
+    parts.append(f"also left out of training: {too_long:,} too long (over {max_length:,} pieces with the end mark)")
     parts += [_vocabulary(record), *_too_large(record), *_hard_to_spell(record["sides"]), *_altered(record)]
     return "\n".join(parts)
 

@@ -2,6 +2,8 @@ import copy
 import itertools
 from pathlib import Path
 
+import numpy as np
+
 from mtkit.data.prepare import Report, prepare
 from mtkit.data.prepared import Prepared
 from mtkit.data.report import summary
@@ -12,7 +14,8 @@ from tests.data.conftest import WritePair
 def test_the_summary_says_what_is_there_and_what_is_left_out(builtin: Prepared) -> None:
     text = summary(Report(builtin.folder, unchanged=False, record=builtin.record), max_length=10)
     assert [line.split()[:2] for line in text.splitlines()[3:6]] == [["train", "400"], ["valid", "30"], ["test", "20"]]
-    assert f"{builtin.train.too_long(10):,} too long" in text
+    longest = builtin.train.source.lengths + 1, builtin.train.target.lengths + 1
+    assert f"{(np.maximum(*longest) > 10).sum():,} too long (over 10 pieces with the end mark)" in text
     assert f"{builtin.tokenizers.source.size} pieces, joint" in text
     pieces = int(builtin.train.source.lengths.sum())
     assert f"{pieces:,}" in text
