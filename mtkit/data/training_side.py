@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from mtkit.recipe.data import DataSettings
 from mtkit.storage.files import inside, json_text, writing
 from mtkit.storage.jobs import Part, all_parts
 from mtkit.terminal import ProgressBar, silent
-from mtkit.text.corpora import name_of
+from mtkit.text.corpora import name_of, read_corpus
 from mtkit.version import __version__
 
 LEAST_PAIRS = 32
@@ -40,7 +41,15 @@ def check_size(settings: DataSettings, pairs: int | None, left_out: dict[str, in
         raise DataError(
             f"{where} {pairs} usable training pairs, too few to train on; give {LEAST_PAIRS} at the very least{ending}"
             + " (--keep-overlap, or data.cleaning.overlap: false, keeps these)" * bool((left_out or {}).get("overlap"))
+            + '; lines contain "\\r": if these are line ends, convert them with `tr "\\r" "\\n"`'
+            * _has_carriage_returns(settings)
         )
+
+
+def _has_carriage_returns(settings: DataSettings) -> bool:
+    """Return whether a line of the first training corpus has "\\r" within it, as old Macintosh files have."""
+    pairs = islice(read_corpus(settings.train[0]), LEAST_PAIRS) if settings.train else ()
+    return any("\r" in pair.source or "\r" in pair.target for pair in pairs)
 
 
 def begin_shards(

@@ -139,6 +139,7 @@ def test_without_test_files_there_is_no_test_side(settings: DataSettings) -> Non
     ("source", "target", "message"),
     [
         (b"a\nb\nc\n", b"x\ny\nz\n", "3 usable training pairs"),
+        (SOURCE.replace(b"\n", b"\r"), TARGET.replace(b"\n", b"\r"), r'1 usable .*lines contain "\\r": if these are'),
         (SOURCE, b"\n" * 60, "0 usable training pairs"),
         (SOURCE, TARGET + b"mehr\n", "has 60 lines and .* has 61"),
         (SOURCE, b"", "has 0"),
