@@ -75,14 +75,25 @@ class Augmentation:
 def with_typos(text: str, draw: Random) -> str:
     """Return the text with typing errors: letters exchanged, left out, doubled, or replaced by others of the word."""
     words = text.split(" ")
-    long = [number for number, word in enumerate(words) if sum(map(str.isalpha, word)) >= SHORTEST]
+    long = [
+        number for number, word in enumerate(words) if sum(map(str.isalpha, word)) >= SHORTEST and _letter_pairs(word)
+    ]
     for number in draw.sample(long, min(len(long), -(-len(words) // WORDS_PER_TYPO))):
         word = words[number]
-        place = draw.choice([place for place in range(len(word) - 1) if word[place : place + 2].isalpha()] or [0])
+        place = draw.choice(_letter_pairs(word))
         first, second = word[place], word[place + 1]
-        changed = draw.choice([second + first, first, first + first + second, first + draw.choice(word)])
-        words[number] = word[:place] + changed + word[place + 2 :]
+        changes = [first, first + first + second]
+        if first != second:
+            changes.append(second + first)
+        if others := [letter for letter in word if letter.isalpha() and letter != second]:
+            changes.append(first + draw.choice(others))
+        words[number] = word[:place] + draw.choice(changes) + word[place + 2 :]
     return " ".join(words)
+
+
+def _letter_pairs(word: str) -> list[int]:
+    """Return the places of letters before another letter."""
+    return [place for place in range(len(word) - 1) if word[place : place + 2].isalpha()]
 
 
 def _replaced(tokens: Tokens, rows: np.ndarray, others: dict[int, list[int]]) -> Tokens:

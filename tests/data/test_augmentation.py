@@ -108,6 +108,22 @@ def test_a_line_of_ten_words_gets_one_error_in_a_word_of_four_letters() -> None:
         assert len({with_typos(word, draw) for _ in range(60)}) > 3
 
 
+@pytest.mark.parametrize("word", ["letters", "aaaab", "bbbb", "12abcd34", "été\u0301t", "नमस्कार"])
+def test_each_error_changes_letters_and_nothing_else(word: str) -> None:
+    draw = random.Random(1)
+    others = [char for char in word if not char.isalpha()]
+    for _ in range(300):
+        wrong = with_typos(word, draw)
+        assert wrong != word
+        assert [char for char in wrong if not char.isalpha()] == others
+
+
+@pytest.mark.parametrize("word", ["a1b2c3d4", "a-b-c-d", "1234abc"])
+def test_words_without_enough_letters_in_a_row_stay(word: str) -> None:
+    draw = random.Random(1)
+    assert {with_typos(word, draw) for _ in range(50)} == {word}
+
+
 @pytest.mark.parametrize("name", ["capitals", "typos"])
 def test_nothing_is_drawn_without_a_probability(prepared: Prepared, name: str) -> None:
     side = augmented(prepared, **{name: 0.0})
