@@ -5,12 +5,14 @@ letter too few makes another word (Belinkov and Bisk, ICLR 2018, arXiv 1711.0217
 text, so the chosen rows are decoded and encoded again.
 """
 
+import re
 from random import Random
 
 import numpy as np
 
 from mtkit.data.columns import Tokens
 from mtkit.data.prepared import Side
+from mtkit.text.languages import languages_of
 from mtkit.text.segments import mix, uniform
 from mtkit.text.tokenizer import UNK, Tokenizer, Tokenizers
 
@@ -19,6 +21,9 @@ WORDS_PER_TYPO = 10
 
 SHORTEST = 4
 """Minimum letters of a word that gets an error."""
+
+_DOTTED = frozenset({"tr", "tur", "turkish", "az", "aze", "azj", "azb", "azerbaijani"})
+"""Languages with a dotted and a dotless i."""
 
 
 class Augmentation:
@@ -48,17 +53,24 @@ class Augmentation:
         for place in np.flatnonzero(capitals | typos).tolist():
             source, target = side.source[rows[place]], side.target[rows[place]]
             draw = Random(int(keys[place])) if typos[place] else None
+            direction = side.directions[0 if side.tasks is None else int(side.tasks[rows[place]])]
+            capital = [language if capitals[place] else None for language in languages_of(direction)]
             pair = (
-                self._changed(self._tokenizers.source, source, bool(capitals[place]), draw),
-                self._changed(self._tokenizers.target, target, bool(capitals[place]), None),
+                self._changed(self._tokenizers.source, source, capital[0], draw),
+                self._changed(self._tokenizers.target, target, capital[1], None),
             )
             if max(map(len, pair)) < self._longest:
                 sources[place], targets[place] = pair
         return side.with_tokens(rows, _replaced(side.source, rows, sources), _replaced(side.target, rows, targets))
 
-    def _changed(self, tokenizer: Tokenizer, pieces: np.ndarray, capitals: bool, draw: Random | None) -> list[int]:
-        """The pieces of the changed text; tags and breaks stay, and rows with an unknown piece, whose text is lost."""
-        if (pieces == UNK).any() or not (capitals or draw):
+    def _changed(
+        self, tokenizer: Tokenizer, pieces: np.ndarray, capitals: str | None, draw: Random | None
+    ) -> list[int]:
+        """The pieces of the changed text; tags and breaks stay, and rows with an unknown piece, whose text is lost.
+
+        `capitals` is the language of a text that becomes capitals.
+        """
+        if (pieces == UNK).any() or (capitals is None and draw is None):
             return pieces.tolist()
         changed: list[int] = []
         is_mark = np.isin(pieces, self._marks[tokenizer])
@@ -68,8 +80,14 @@ class Augmentation:
                 continue
             text = tokenizer.decode(stretch.tolist())
             text = text if draw is None else with_typos(text, draw)
-            changed += tokenizer.encode_lines([text.upper() if capitals else text], threads=1)[0]
+            changed += tokenizer.encode_lines([text if capitals is None else in_capitals(text, capitals)], threads=1)[0]
         return changed
+
+
+def in_capitals(text: str, language: str) -> str:
+    """Return the text in capitals; in Turkish and Azeri, the capital of i is İ."""
+    main = re.split("[-_]", language.lower())[0]
+    return (text.replace("i", "İ") if main in _DOTTED else text).upper()
 
 
 def with_typos(text: str, draw: Random) -> str:

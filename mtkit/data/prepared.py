@@ -12,7 +12,7 @@ Optional columns: task (int16, the direction; the source then begins with the ta
 sides, so that neighbouring rows can be read as one (`mtkit.data.resampling`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +53,8 @@ class Side:
     documents: np.ndarray | None = None
     """(rows,) int64: the document of each row, counted from 0: in validation and test sides with documents, and in a
     training side whose segments are to be joined."""
+    directions: Sequence[str] = ()
+    """`Prepared.directions`."""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -61,7 +63,7 @@ class Side:
         """Return these rows with other tokens, without text; `source` and `target` have one row for each of `rows`."""
         columns = (self.tasks, self.corpora, self.documents)
         tasks, corpora, documents = (None if column is None else column[rows] for column in columns)
-        return Side(source, target, self.lines[rows], None, None, tasks, corpora, documents)
+        return Side(source, target, self.lines[rows], None, None, tasks, corpora, documents, self.directions)
 
     def too_long(self, max_length: int) -> int:
         """Count the rows with more than `max_length` tokens on a side, end mark counted, which training leaves out."""
@@ -130,7 +132,7 @@ def open_prepared(folder: Path) -> Prepared:
     record = read_record(folder)
     try:
         settings = DataSettings.model_validate({**record["settings"], "folder": folder})
-        sides = {name: _open_side(folder, name, record) for name in record["sides"]}
+        sides = {name: _open_side(folder, name, record, settings.directions) for name in record["sides"]}
         _check_sides(sides, settings, record)
     except ValidationError as error:
         raise DataError(
@@ -175,7 +177,7 @@ def _all_below(column: Column, count: int) -> bool:
     return all(0 <= part.min() <= part.max() < count for part in parts)
 
 
-def _open_side(folder: Path, name: str, record: Record) -> Side:
+def _open_side(folder: Path, name: str, record: Record, directions: Sequence[str]) -> Side:
     path, rows = folder / f"{name}.arrow", record["sides"][name]["rows"]
     file = MappedFile(path)
     flat = np.frombuffer(file.content, dtype=np.int32, count=file.content.size // 4)
@@ -212,6 +214,7 @@ def _open_side(folder: Path, name: str, record: Record) -> Side:
         tasks=numbers("task"),
         corpora=numbers("corpus"),
         documents=None if documents is None else documents[:],
+        directions=directions,
     )
 
 

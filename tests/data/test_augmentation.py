@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 import numpy as np
 import pytest
 
-from mtkit.data.augmentation import Augmentation, with_typos
+from mtkit.data.augmentation import Augmentation, in_capitals, with_typos
 from mtkit.data.columns import Tokens
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, Side, open_prepared
@@ -49,6 +49,17 @@ def test_a_share_of_the_pairs_is_in_capitals_and_the_others_stay(prepared: Prepa
     assert all(one in both for one, *both in zip(drawn, plain, capital, strict=True))
     assert abs(np.mean(changed) - 0.3) < 4 * (0.3 * 0.7 / len(plain)) ** 0.5
     assert texts(prepared, augmented(prepared, capitals=1.0)) == capital
+
+
+def test_the_capital_of_i_has_a_dot_in_turkish(prepared: Prepared) -> None:
+    for language, capitals in (("tr", "KIZ İÇİN"), ("az-Latn", "KIZ İÇİN"), ("de", "KIZ IÇIN")):
+        assert in_capitals("kız için", language) == capitals
+    for directions, tasks in ((["tr-az"], None), (["en-de", "tr-az"], np.ones(len(prepared.train), np.int16))):
+        train = replace(prepared.train, directions=directions, tasks=tasks)
+        drawn = texts(prepared, augmented(replace(prepared, train=train), capitals=1.0))
+        plain = texts(prepared, prepared.train)
+        assert drawn == [(in_capitals(source, "tr"), in_capitals(target, "az")) for source, target in plain]
+        assert all("İ" in source for (source, _), (small, _) in zip(drawn, plain, strict=True) if "i" in small)
 
 
 def test_only_sources_get_typing_errors(prepared: Prepared) -> None:
