@@ -70,10 +70,12 @@ _CONTINUES = _WIDE + ",;:.!?…۔．\u037e)\\]}%‰‱、，！？；：）」�
 _CLOSES = (
     rf"(?>(?:[{_CLOSING}]|</[A-Za-z][^<>]*+>|(?<![{_WIDE}”])“)*)"  # “ closes „Ja.“ and opens 他走了。“你好。”“不好。”
 )
+_TAG = r"</?[A-Za-z][^<>]*+>|&#?\w++;"
+"""Tags and entities of HTML: marks in them end no sentence."""
 _END = re.compile(
-    rf"(?P<mark>[{_WIDE}][{_WIDE}.!?…]*+|[.!?…۔．]++|[;\u037e])(?P<closing>{_CLOSES})[{DROPPED}]*+(?P<space>\s*+)"
+    rf"(?P<tag>{_TAG})|(?P<mark>[{_WIDE}][{_WIDE}.!?…]*+|[.!?…۔．]++|[;\u037e])(?P<closing>{_CLOSES})[{DROPPED}]*+(?P<space>\s*+)"
 )
-_UNSPOKEN = r"</?[A-Za-z][^<>]*+>|&#?\w++;|(?:[:;=][-'^]?[()\[\]DPpOo/|\\*3]|(?<!\w)[xX]D)(?!\w)"
+_UNSPOKEN = rf"{_TAG}|(?:[:;=][-'^]?[()\[\]DPpOo/|\\*3]|(?<!\w)[xX]D)(?!\w)"
 """Tags and entities of HTML, and emoticons: letters in them are no text."""
 _NO_TEXT = re.compile(_UNSPOKEN)
 _OPENED = re.compile(rf"(?>(?:{_UNSPOKEN}|_|[^\w{_CONTINUES}])*)")
@@ -105,12 +107,16 @@ def sentences(text: str, language: str | None) -> list[str]:
         return [text] if text else []
     main = re.split("[-_]", (language or "").strip().lower())[0]
     code, lowercase = CODES.get(main, main), text.islower()
-    cuts, position = [0], 0
+    cuts, position, opened = [0], 0, 0
     while (end := _END.search(text, position)) is not None:
         position = end.end()
+        if end["tag"]:
+            continue
         if code == "fr" and end["space"] and (quote := _SPACED_QUOTE.match(text, position)) is not None:
             position = quote.end()
-        if position < len(text) and _is_end(text, end, position, cuts[-1], code, lowercase):
+        if position > opened:  # otherwise the mark is in an emoticon that was read already
+            opened = _after_opening(text, position)
+        if opened < len(text) and _is_end(text, end, text[opened], cuts[-1], code, lowercase):
             cuts.append(position)
     starts, has_letter = [0], False
     for start, stop in pairwise([*cuts, len(text)]):
@@ -121,14 +127,18 @@ def sentences(text: str, language: str | None) -> list[str]:
     return [text[start:stop] for start, stop in pairwise([*starts, len(text)])]
 
 
-def _is_end(text: str, end: re.Match[str], position: int, begin: int, code: str, lowercase: bool) -> bool:
-    """Return whether a sentence that begins at `begin` ends with a mark, and another one begins at `position`."""
+def _after_opening(text: str, position: int) -> int:
+    """Return the place of the first word, or of a character that begins no sentence, from `position` on."""
+    opened = _OPENED.match(text, position)
+    return position if opened is None else opened.end()
+
+
+def _is_end(text: str, end: re.Match[str], following: str, begin: int, code: str, lowercase: bool) -> bool:
+    """Return whether a sentence that begins at `begin` ends with a mark, and `following` begins the next one."""
     if end["mark"] in (";", "\u037e") and code != "el":
         return False
-    opened = _OPENED.match(text, position)
-    following = text[opened.end() : opened.end() + 1] if opened is not None else ""
     quoted = bool(end["closing"]) and _HIRAGANA.match(following) is not None  # 「はい。」と言う
-    if not following or following in _CONTINUES:
+    if following in _CONTINUES:
         return False
     if not end["space"]:
         wide = end["mark"][0] in _WIDE or (end["mark"].strip("!?．") == "" and _JAPANESE_OR_CHINESE.match(following))
