@@ -59,11 +59,13 @@ CODES = dict(zip(_OTHERS[::2], _OTHERS[1::2], strict=True))
 """Other codes and the English names of these languages."""
 
 
-_WIDE = "。！？｡।॥؟։።፧။។៕"
+_WIDE = "。！？｡।॥؟։።፧။។៕།༎"
 """Marks that end a sentence even if no space follows."""
 
 _CLOSING = r"\"'”’»«›‹)\]}」』）】》〉〕］｝＂＇"
-_CONTINUES = _WIDE + ",;:.!?…۔．\u037e)\\]}%‰‱、，！？；：）」』】》〉〕］｝،؛"
+_DOUBLE = "‼⁇⁈⁉"
+"""Pairs of ! and ? in one character."""
+_CONTINUES = _WIDE + _DOUBLE + ",;:.!?…۔．\u037e)\\]}%‰‱、，！？；：）」』】》〉〕］｝،؛"
 """Characters that begin no sentence: if one of them follows a mark, the sentence continues."""
 
 # atomic groups: with possessive quantifiers of groups, Python 3.11.2 raises SystemError or matches wrongly
@@ -73,7 +75,8 @@ _CLOSES = (
 _TAG = r"</?[A-Za-z][^<>]*+>|&#?\w++;"
 """Tags and entities of HTML: marks in them end no sentence."""
 _END = re.compile(
-    rf"(?P<tag>{_TAG})|(?P<mark>[{_WIDE}][{_WIDE}.!?…]*+|[.!?…۔．]++|[;\u037e])(?P<closing>{_CLOSES})[{DROPPED}]*+(?P<space>\s*+)"
+    rf"(?P<tag>{_TAG})|(?P<mark>[{_WIDE}][{_WIDE}{_DOUBLE}.!?…]*+|[{_DOUBLE}.!?…۔．]++|[;\u037e])"
+    rf"(?P<closing>{_CLOSES})[{DROPPED}\ufe0f]*+(?P<space>\s*+)"  # ‼\ufe0f is drawn as an emoji
 )
 _UNSPOKEN = rf"{_TAG}|(?:[:;=][-'^]?[()\[\]DPpOo/|\\*3]|(?<!\w)[xX]D)(?!\w)"
 """Tags and entities of HTML, and emoticons: letters in them are no text."""
@@ -85,7 +88,7 @@ _HIRAGANA, _JAPANESE_OR_CHINESE = re.compile("[\u3041-\u309f]"), re.compile("[\u
 _INITIALS = re.compile(r"(?:[^\W\d_]{1,3}\.)*[^\W\d_]|(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}")
 _ORDINAL = re.compile(r"\d{1,2}|[IVXL]+")
 
-_MARKS = frozenset(_WIDE + ".!?…۔．;\u037e")
+_MARKS = frozenset(_WIDE + _DOUBLE + ".!?…۔．;\u037e")
 _AT_THE_END = "".join(_MARKS) + "\"'”’»«›‹“)]}」』）】》〉〕］｝＂＇ \u00a0\n"
 
 _BEFORE_NUMBERS, _ORDINALS = frozenset(BEFORE_NUMBERS.split()), frozenset(ORDINALS.split())
@@ -141,7 +144,9 @@ def _is_end(text: str, end: re.Match[str], following: str, begin: int, code: str
     if following in _CONTINUES:
         return False
     if not end["space"]:
-        wide = end["mark"][0] in _WIDE or (end["mark"].strip("!?．") == "" and _JAPANESE_OR_CHINESE.match(following))
+        wide = end["mark"][0] in _WIDE or (
+            end["mark"].strip(_DOUBLE + "!?．") == "" and _JAPANESE_OR_CHINESE.match(following)
+        )
         return bool(wide) and not quoted
     if end["mark"][0] in _WIDE:
         return True
