@@ -209,6 +209,5 @@ def shortened(name: str, folder: Path) -> Path:
     if "lora" in settings["training"]:  # frozen weights are the run's, so the sizes are too
         settings["model"] = {"max_length": 1024}
     path = folder / f"{name}.yaml"
-    dumped = re.sub(r"\n *subset: .*", "", yaml.safe_dump(settings, sort_keys=False))  # a saved folder has none
-    path.write_text(head + dumped, encoding="utf-8")
+    path.write_text(head + yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     return path

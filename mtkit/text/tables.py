@@ -236,12 +236,7 @@ def dataset_rows(
     """
     label = " ".join(part for part in (name, subset, split) if part)
     if Path(name).is_dir():
-        for setting, given in (("subset", subset is not None), ("streaming", streaming)):
-            if given:
-                raise DataError(
-                    f"{name} is a folder, and {setting} of a corpus applies to data sets of the hub only; leave it out"
-                )
-        rows = _load_saved(Path(name), split)
+        rows = _load_saved(Path(name), split, subset)
     else:
         rows = _load_from_hub(name, subset, split, streaming)
     yield from arrow_rows(_dataset_batches(rows, label), columns, repairs, label)
@@ -259,8 +254,11 @@ def _dataset_batches(rows: Any, label: str) -> Iterator[Any]:
         yield batch
 
 
-def _load_saved(folder: Path, split: str) -> Any:
-    """Load a split of a folder that `save_to_disk` wrote: a set of splits, or a single one under its own name."""
+def _load_saved(folder: Path, split: str, subset: str | None) -> Any:
+    """Load a split of a folder that `save_to_disk` wrote: a set of splits, or a single one under its own name.
+
+    A folder of a data set of the hub knows its subset, which must be this one. A recipe can so be run offline.
+    """
     import datasets
 
     if not any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
@@ -275,6 +273,9 @@ def _load_saved(folder: Path, split: str) -> Any:
     splits = dict(saved) if isinstance(saved, datasets.DatasetDict) else {str(saved.split or _DEFAULT_SPLIT): saved}
     if split not in splits:
         raise DataError(f"{folder} has no split {shown(split)}; there is {', '.join(map(str, splits))}")
+    known = splits[split].info.config_name
+    if subset is not None and known not in (None, "default", subset):
+        raise DataError(f"{folder} was saved from the subset {shown(known)}, and not from {shown(subset)}; correct one")
     return splits[split]
 
 

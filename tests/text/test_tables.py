@@ -160,12 +160,14 @@ def test_a_saved_set_without_splits_answers_to_its_own_name(tmp_path: Path, pair
         read(str(tmp_path / "saved"), "test")
 
 
-def test_a_saved_folder_has_no_subsets_and_is_not_streamed(tmp_path: Path, pairs: datasets.Dataset) -> None:
-    pairs.save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(DataError, match="saved is a folder, and subset of a corpus applies to data sets of the hub"):
-        read(str(tmp_path / "saved"), subset="de-en")
-    with pytest.raises(DataError, match="saved is a folder, and streaming of a corpus applies to data sets of the hub"):
-        read(str(tmp_path / "saved"), streaming=True)
+def test_a_saved_folder_is_of_one_subset(tmp_path: Path, pairs: datasets.Dataset) -> None:
+    pairs.save_to_disk(tmp_path / "saved")
+    assert read(str(tmp_path / "saved"), subset="de-en", streaming=True) == read(str(tmp_path / "saved"))
+    pairs.info.config_name = "fr-en"
+    pairs.save_to_disk(tmp_path / "french")
+    assert read(str(tmp_path / "french"), subset="fr-en") == read(str(tmp_path / "saved"))
+    with pytest.raises(DataError, match="french was saved from the subset 'fr-en', and not from 'de-en'"):
+        read(str(tmp_path / "french"), subset="de-en")
 
 
 def test_a_view_of_rows_is_read_as_it_stands(tmp_path: Path, pairs: datasets.Dataset) -> None:
