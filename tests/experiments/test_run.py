@@ -99,6 +99,7 @@ def test_scores_in_words_that_are_not_told_apart_are_doubted(
     """No tokenizer of BLEU is known to fit the target text, as Chinese under the name of a language with spaces."""
     monkeypatch.setattr("mtkit.evaluation.scores.NO_BLEU", 101)
     monkeypatch.setattr("mtkit.evaluation.scores.SOME_CHRF", -1)
+    monkeypatch.setattr("mtkit.evaluation.scores.SHORT", 0)
     found = measured(*planned(tiny("full")))
     assert "the tokenizer 13a does not seem to fit the target text" in found["doubt"]
 
