@@ -189,8 +189,8 @@ def learned(
         typer.echo(json_text({**about, **heads.as_object()}, indent=2, ensure_ascii=False))
         return
     sample = "" if heads.loss is None else f", {heads.segments:,} validation segments, loss {heads.loss:.3f}"
+    typer.echo(heads_table(heads))  # which took long to measure
     has_fonts = draw_heads(heads, f"{chosen.folder.name}, {folder.name}{sample}", picture)
-    typer.echo(heads_table(heads))
     typer.echo(f"\n{picture}" + ("" if has_fonts else NO_FONT))
 
 

@@ -166,8 +166,8 @@ def _too_large(record: dict[str, Any]) -> list[str]:
         enough, size = -(-use["enough"] // 8) * 8, record["vocabulary"]["target" if name == "target" else "source"]
         if use["rare"] > use["used"] / 2 and enough < size:
             lines.append(
-                f"warning: the {name} vocabulary is large for this text: {use['rare']:,} of the {use['used']:,} pieces "
-                f"that it has are of several characters and occur fewer than {RARE} times; try --vocabulary {enough} "
+                f"warning: the {name} vocabulary is large for this text: of the {use['used']:,} pieces in the text, "
+                f"{use['rare']:,} have several characters and occur fewer than {RARE} times; try --vocabulary {enough} "
                 "(data.tokenizer.vocabulary)"
             )
     return lines

@@ -1,6 +1,6 @@
 """Data settings completed before use: the tokenizer of another run, the languages of the text, named test sets."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -193,7 +193,7 @@ def _named_languages(corpus: Corpus) -> dict[SourceOrTarget, tuple[str | None, s
         languages[side] = language, f"from the name {Path(name).name}"
         if language and len(language) == 2 and known_language(language) is None:
             script = script_language(_first_lines(corpus, side))
-            if script and script != language:
+            if script and script not in languages_in(**names):  # which exchanged files have
                 languages[side] = script, f"from the script of {name_of(corpus, side)}"
     return languages
 
@@ -210,6 +210,7 @@ def _contradictions(settings: DataSettings) -> Iterator[str]:
             for language in dict.fromkeys(unspaced)
         )
     sides = {"train": settings.train, "valid": settings.valid, **settings.test}
+    first = _named_languages(settings.train[0])
     for name, corpus in ((name, corpus) for name, corpora in sides.items() for corpus in corpora):
         source, target = languages_of(settings.direction_of(corpus))
         if corpus.direction is None:
@@ -220,12 +221,13 @@ def _contradictions(settings: DataSettings) -> Iterator[str]:
                 f"warning: {name} has {corpus.source} as source and {corpus.target} as target, but the direction is "
                 f"{source} to {target}; exchange the files if they are the wrong way round"
             )
-        elif _other_language(named["source"], source) or _other_language(named["target"], target):
-            names = {"source": corpus.source, "target": corpus.target}
-            given = " and ".join(f"{file} as {side}" for side, file in names.items() if file is not None)
+        elif _are_of_other_languages(corpus, named, {side: language for side, (language, _) in first.items()}):
+            direction = f"{named['source'] or source}-{named['target'] or target}"
+            remedy = f"give the corpus `direction: {direction}`" if name == "train" else "leave the side out"
+            files = f"{corpus.source} as source" + (f" and {corpus.target} as target" if corpus.target else "")
             yield (
-                f"warning: {name} has {given}, but the direction is {source} to {target}; if the names are right, give "
-                f"the corpus its direction (`direction: {named['source'] or source}-{named['target'] or target}`)"
+                f"warning: {name} has {files}, but the direction is {source} to {target}; if the names are right, "
+                f"{remedy}"
             )
         if name == "train" and bleu_tokenizer(target) == "13a" and lacks_spaces(_first_lines(corpus, "target")):
             yield (
@@ -249,9 +251,19 @@ def _first_lines(corpus: Corpus, side: SourceOrTarget) -> list[str]:
     return []
 
 
-def _other_language(named: str | None, language: str) -> bool:
-    """Return whether a name contradicts the language; codes of different length may be of the same language."""
-    one, other = _main_code(named), _main_code(language)
+Named = Mapping[SourceOrTarget, str | None]
+
+
+def _are_of_other_languages(corpus: Corpus, named: Named, first: Named) -> bool:
+    """Return whether the languages in a corpus's names are others than those of the first training corpus."""
+    if corpus.direction is not None or named["source"] == named["target"]:
+        return False
+    return any(_other_language(named[side], first[side]) for side in first)
+
+
+def _other_language(one: str | None, other: str | None) -> bool:
+    """Return whether two names are of different languages; codes of different length may be of the same one."""
+    one, other = _main_code(one), _main_code(other)
     return one is not None and other is not None and len(one) == len(other) and one != other
 
 

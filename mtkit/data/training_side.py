@@ -41,7 +41,7 @@ def check_size(settings: DataSettings, pairs: int | None, left_out: dict[str, in
         raise DataError(
             f"{where} {pairs} usable training pairs, too few to train on; give {LEAST_PAIRS} at the very least{ending}"
             + " (--keep-overlap, or data.cleaning.overlap: false, keeps these)" * bool((left_out or {}).get("overlap"))
-            + '; lines contain "\\r": if these are line ends, convert them with `tr "\\r" "\\n"`'
+            + '; its first lines contain "\\r": if these are line ends, convert them with `tr "\\r" "\\n"`'
             * _has_carriage_returns(settings)
         )
 

@@ -23,7 +23,7 @@ NO_BLEU, SOME_CHRF = 0.5, 20.0
 """BLEU below NO_BLEU and chrF above SOME_CHRF: the tokenizer does not fit the text."""
 
 SHORT_WORDS, SHORT = 4, 40
-"""Words and characters below which a line has no 4-grams, whatever the tokenizer, and so a BLEU of 0."""
+"""Words and characters below which most tokenizers find no 4-grams in a line, so that its BLEU is 0."""
 
 MEAN = ("segments", "mean")
 """Key and value in the signature of a segment-score mean."""

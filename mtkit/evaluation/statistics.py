@@ -191,7 +191,7 @@ def seed() -> int | None:
     if seed.lower() == "none":
         return None
     if not (seed.isascii() and seed.isdigit()):
-        raise MtkitError(f"SACREBLEU_SEED={shown(seed)} is not a non-negative integer; set one, or none")
+        raise MtkitError(f"SACREBLEU_SEED={shown(seed)} is not a non-negative integer; set one, or the word none")
     return int(seed)
 
 

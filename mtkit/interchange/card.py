@@ -210,7 +210,7 @@ def _scores(run: Run, checkpoint: str) -> str:
 
 def _yaml_text(text: str) -> str:
     """Quote a text that YAML 1.1 reads as a boolean, as the language no."""
-    return f'"{text}"' if text in ("no", "on", "off", "yes", "y", "n") else text
+    return f'"{text}"' if text.lower() in ("no", "on", "off", "yes", "y", "n") else text
 
 
 def _bullets(lines: Iterable[str]) -> str:

@@ -112,7 +112,7 @@ def _lost_settings(recipe: Recipe, to: str) -> str:
     chosen = recipe.decoding
     lost = [name for name in LACKS.get(to, ()) if getattr(chosen, name) and not chosen.without_effect([name])]
     names = " and ".join(f"decoding.{name} = {getattr(chosen, name)}" for name in lost)
-    return f"{LIBRARIES[to]} does not support {names} as mtkit does: translations may differ" if lost else ""
+    return f"{LIBRARIES[to]} lacks, or computes otherwise: {names}; translations may differ" if lost else ""
 
 
 def _check(recipe: Recipe) -> None:

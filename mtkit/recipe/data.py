@@ -64,7 +64,9 @@ class Corpus(Settings):
     def _has_two_languages(cls, direction: str | None) -> str | None:
         if direction is not None and not all(direction.partition("-")):
             raise ValueError(f"write a direction as en-de, not {shown(direction)}")
-        return None if direction is None else _without_slash(direction)
+        for language in (direction or "").split("-"):
+            _without_slash(language)
+        return direction
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -250,7 +252,7 @@ class DataSettings(Settings):
     """Test sides by name; each is one corpus or a list. A corpus without a name is the side `test`."""
     source_language: SourceLanguage = "en"
     """Source language of corpora without a direction. Default: the suffix of the training file names (`train.fr`), else
-    the language of the text's script, else en."""
+    the language of the text's script, else en. The script replaces an uncommon suffix: `train.kr` in Hangul is ko."""
     target_language: TargetLanguage = "de"
     """Target language of corpora without a direction. Default: as for the source, else de."""
     builtin: Grammar = Grammar()

@@ -107,35 +107,8 @@ def load_recipe(
     if path is None:
         return make_recipe(with_inherited(overrides or {}, begun))
     path = find_recipe(path)
-    written = with_variables(read_settings(path), path)
-    settings = overridden(written, overrides or {}, origin=str(path))
-    recipe = make_recipe(with_inherited(settings, begun), origin=str(path))
-    if not written.keys() >= {"model", "attention", "training", "decoding", "scoring"}:  # the recipe.yaml of a run
-        _check_effects(recipe, written, overrides or {}, path)
-    return recipe
-
-
-def _check_effects(recipe: Recipe, written: Mapping[str, Any], overrides: Mapping[str, Any], path: Path) -> None:
-    """Raises: RecipeError for a setting in a recipe file that another setting disables, unless an override does."""
-
-    def keys(settings: Mapping[str, Any], section: str) -> set[str]:
-        return set(settings.get(section) or ())
-
-    decoding, training, data = (keys(written, section) for section in ("decoding", "training", "data"))
-    fault = None
-    if (ignored := recipe.decoding.without_effect(decoding)) and not {"method", "beam"} & keys(overrides, "decoding"):
-        fault = f"decoding.{ignored[0]}", f"decoding.method = {recipe.decoding.method}", f"set method to {ignored[1]}"
-    elif (
-        "muon_rate" in training
-        and recipe.training.optimizer != "muon"
-        and "optimizer" not in keys(overrides, "training")
-    ):
-        fault = "training.muon_rate", f"training.optimizer = {recipe.training.optimizer}", "set optimizer to muon"
-    elif "builtin" in data and recipe.data.train and "train" not in keys(overrides, "data"):
-        fault = "data.builtin", "data.train", "leave data.train out"
-    if fault is not None:
-        setting, other, remedy = fault
-        raise RecipeError(f"{path}: {setting} has no effect with {other}; leave it out, or {remedy}")
+    settings = overridden(with_variables(read_settings(path), path), overrides or {}, origin=str(path))
+    return make_recipe(with_inherited(settings, begun), origin=str(path))
 
 
 def recipe_settings(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -168,7 +141,7 @@ def over_preset(preset: str, path: Path) -> list[str]:
     """List the preset's settings that a recipe file changes, as "model.d_model: 512 -> 256"."""
     below, settings = PRESETS[preset], read_settings(find_recipe(path))
     above = {
-        name: {key: value for key, value in settings.get(name, {}).items() if key in below[name]} for name in below
+        name: {key: value for key, value in (settings.get(name) or {}).items() if key in below[name]} for name in below
     }
     return differences(below, merged(below, above))
 

@@ -62,6 +62,10 @@ _SUBTAG = re.compile(r"[A-Z]{2}|[0-9]{3}|[A-Za-z]{4}")
 """A region or a script after a language: CN, 419, Hant."""
 
 
+_REGIONS = ("ar", "be", "br", "ca", "ch", "tw")
+"""Regions of large languages that are also codes of languages, as in es-ar and zh-tw."""
+
+
 def languages_of(direction: str) -> tuple[str, str]:
     """Split a direction into source and target language: en-zh-cn into en and zh-cn, en-US-zh into en-US and zh.
 
@@ -94,13 +98,13 @@ def language_in(name: str) -> str | None:
 def languages_in(source: str, target: str) -> tuple[str | None, str | None]:
     """Return the language codes at the ends of two names, as `language_in`; a pair that ends both, de-fr, is split.
 
-    src.de-fr and tgt.de-fr are in German and in French, train.zh-CN in Chinese.
+    src.de-fr and tgt.de-fr are in German and in French, train.zh-CN in Chinese, and train.pt-br in Portuguese.
     """
     languages = language_in(source), language_in(target)
     first, _, second = (languages[0] or "").lower().partition("-")
-    if languages[0] == languages[1] and second != first and second in _TWO_LETTERS.split():
-        return first, second
-    return languages
+    lower = re.search(f"{first}[-_]{second}", source) is not None
+    is_pair = lower and second in _TWO_LETTERS.split() and second not in (first, *_REGIONS)
+    return (first, second) if languages[0] == languages[1] and is_pair else languages
 
 
 def script_language(lines: Sequence[str]) -> str | None:

@@ -72,7 +72,7 @@ _CONTINUES = _WIDE + _DOUBLE + ",;:.!?…۔．\u037e)\\]}%‰‱、，！？；�
 _CLOSES = (
     rf"(?>(?:[{_CLOSING}]|</[A-Za-z][^<>]*+>|(?<![{_WIDE}”])“)*)"  # “ closes „Ja.“ and opens 他走了。“你好。”“不好。”
 )
-_TAG = r"</?[A-Za-z][^<>]*+>|&#?\w++;"
+_TAG = r"</?[A-Za-z][^<>]*+>|&(?:#\w++|\w{2}\w*+);"
 """Tags and entities of HTML: marks in them end no sentence."""
 _END = re.compile(
     rf"(?P<tag>{_TAG})|(?P<mark>[{_WIDE}][{_WIDE}{_DOUBLE}.!?…]*+|[{_DOUBLE}.!?…۔．]++|[;\u037e])"

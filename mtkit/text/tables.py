@@ -257,7 +257,7 @@ def _dataset_batches(rows: Any, label: str) -> Iterator[Any]:
 def _load_saved(folder: Path, split: str, subset: str | None) -> Any:
     """Load a split of a folder that `save_to_disk` wrote: a set of splits, or a single one under its own name.
 
-    A folder of a data set of the hub knows its subset, which must be this one. A recipe can so be run offline.
+    If the folder names another subset than the recipe, it is refused. Thus a recipe with a subset also runs offline.
     """
     import datasets
 
@@ -272,7 +272,7 @@ def _load_saved(folder: Path, split: str, subset: str | None) -> Any:
         raise DataError(f"{folder}: cannot read the saved data set ({_one_line(error)}); save it again") from error
     splits = dict(saved) if isinstance(saved, datasets.DatasetDict) else {str(saved.split or _DEFAULT_SPLIT): saved}
     if split not in splits:
-        raise DataError(f"{folder} has no split {shown(split)}; there is {', '.join(map(str, splits))}")
+        raise DataError(f"{folder} has no split {shown(split)}; give one of: {', '.join(map(str, splits))}")
     known = splits[split].info.config_name
     if subset is not None and known not in (None, "default", subset):
         raise DataError(f"{folder} was saved from the subset {shown(known)}, and not from {shown(subset)}; correct one")

@@ -185,8 +185,8 @@ def decode_lines(lines: Iterable[bytes], name: str, repairs: Repairs | None = No
                 raise _no_mark(name) from error
             if error.reason == "unexpected end of data" and not line.endswith(b"\n"):
                 raise DataError(
-                    f"{name}, line {number}: the last line ends in the middle of a UTF-8 character; fetch or copy the "
-                    "file again, since it is cut off"
+                    f"{name}, line {number}: the last line ends in the middle of a UTF-8 character; if the file is cut "
+                    "off, fetch or copy it again, else convert it with `iconv -f ENCODING -t utf-8`"
                 ) from error
             raise DataError(
                 f"{name}, line {number}: not UTF-8 (byte {error.start + 1} is 0x{text[error.start]:02x}); convert it "

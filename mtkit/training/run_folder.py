@@ -197,7 +197,8 @@ def init_from_run(model: Network, run: Run, prepared: Prepared, say: Say) -> set
         say(f"of {run.folder} do not fit and are not copied: {_first_names(adopted.unfit)}")
     drawn = {name for name, parameter in model.named_parameters() if name in adopted.unset and _is_drawn(parameter)}
     if drawn:
-        say(f"begin at random, because {run.folder} has no weights that fit: {_first_names(_parts(model, drawn), 8)}")
+        names = _first_names(_parts(model, drawn), 8)
+        say(f"these parts begin at random, because {run.folder} has no weights for them: {names}")
     attentions = tuple(f"{name}." for name, _ in model.attentions())
     return drawn | {name for name in adopted.unset if not name.startswith(attentions)}
 
@@ -236,7 +237,7 @@ def check_trained(model: Network, random: set[str], run: Run) -> None:
     if stuck := sorted(random - trained):
         raise RecipeError(
             f"training.lora or training.freeze keeps {_first_names(stuck)} at random values, because {run.folder} has "
-            "none of this size; leave out preset and model, keep the attention of the run, or train them"
+            "no weights for them; leave out preset and model, keep the attention of the run, or train them"
         )
     zero = sorted(name for name, weight in model.named_parameters() if ".nearby." in name and not weight.any())
     if stuck := [name for name in zero if name not in trained]:

@@ -55,16 +55,6 @@ def test_without_segments_no_data_is_needed(trained: Trained, tmp_path: Path) ->
     assert isinstance(call(*arguments).exception, DataError)
 
 
-def test_learned_prints_no_table_if_there_is_nothing_to_draw(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    run = make_run(tmp_path, attention="full").run
-    result = call("learned", "--run", str(run.folder), "--segments", "0", "--output", str(tmp_path / "heads.png"))
-    assert isinstance(result.exception, MtkitError)
-    assert "nothing to draw" in str(result.exception)
-    assert "raise --segments" in str(result.exception)
-    assert not result.stdout
-
-
 def test_output_prints_a_row_and_draws_a_column_for_each_piece(trained: Trained, tmp_path: Path) -> None:
     picture = tmp_path / "steps.png"
     arguments = ("output", "--run", str(trained.run.folder), "--source", "The dog.", "--target", "The cat.")

@@ -111,6 +111,9 @@ def test_a_note_lists_the_settings_of_a_preset_that_the_recipe_overrides(call: A
     assert seen["output"] == "note: the recipe r.yaml overrides settings of --preset small: model.d_model: 256 -> 64\n"
     assert seen["recipe"].model.d_model == 64
     assert not call("--preset", "small")[1]["output"]
+    (tmp_path / "r.yaml").write_text("model: {d_model: 64, heads: 4}\ntraining:\n  # nothing\n")
+    _, seen = call("--recipe", "r.yaml", "--preset", "small", "--max-updates", "5")
+    assert "model.d_model: 256 -> 64" in seen["output"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(2, 130), (15, 143)])

@@ -236,7 +236,7 @@ def test_names_of_other_languages_than_the_direction_are_warned_of(tmp_path: Pat
         _, (_, *warnings) = with_languages(settings)
         (warning,) = warnings
         assert warning.startswith(f"warning: {'new' if name == 'test' else name} has b.en as source and b.fr as target")
-        assert warning.endswith("(`direction: en-fr`)")
+        assert warning.endswith("give the corpus `direction: en-fr`" if name == "train" else "leave the side out")
     silent = [
         {**other, "direction": "en-fr"},
         {"source": "b.eng_Latn", "target": "b.zho_Hant"},
@@ -249,6 +249,15 @@ def test_names_of_other_languages_than_the_direction_are_warned_of(tmp_path: Pat
     assert "train has b.fr as source, but the direction is en to zh" in with_languages(settings)[1][1]
     french = DataSettings.model_validate({"train": other, "valid": other, "target_language": "French"})
     assert len(with_languages(french)[1]) == 1
+
+
+def test_endings_that_name_no_language_are_not_warned_of(tmp_path: Path) -> None:
+    """Parts of a split file end in aa, ab and so on, and countries have other codes than languages."""
+    parts = [{"source": f"train.en.{part}", "target": f"train.de.{part}"} for part in ("aa", "ab", "am")]
+    swedish = {"source": "a.en", "target": "a.se"}
+    for train, target in ((parts, "de"), ([swedish], "sv")):
+        given = {"train": train, "valid": train[-1], "source_language": "en", "target_language": target}
+        assert with_languages(DataSettings.model_validate(given))[1] == []
 
 
 def test_text_with_directions_and_columns_of_tables_need_no_guess(tmp_path: Path) -> None:

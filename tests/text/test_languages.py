@@ -97,6 +97,8 @@ def test_names_of_files_and_columns_end_in_a_language(names: list[str], language
         ("train.de", "train.fr", ("de", "fr")),
         ("a.zh-CN", "b.zh-CN", ("zh-CN", "zh-CN")),
         ("a.de-DE", "b.de-DE", ("de-DE", "de-DE")),
+        ("src.pt-br", "tgt.pt-br", ("pt-BR", "pt-BR")),
+        ("a.en-FR", "b.en-FR", ("en-FR", "en-FR")),
         ("a.pt-BR", "b.pt-PT", ("pt-BR", "pt-PT")),
         ("src.txt", "tgt.de-fr.txt", (None, "de-FR")),
         ("src", "", (None, None)),

@@ -149,14 +149,14 @@ def test_a_saved_folder_is_read_split_by_split(tmp_path: Path, pairs: datasets.D
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
     assert read(str(tmp_path / "saved")) == ROWS
     assert read(str(tmp_path / "saved"), "test") == ROWS[:3]
-    with pytest.raises(DataError, match="no split 'valid'; there is train, test"):
+    with pytest.raises(DataError, match="no split 'valid'; give one of: train, test"):
         read(str(tmp_path / "saved"), "valid")
 
 
 def test_a_saved_set_without_splits_answers_to_its_own_name(tmp_path: Path, pairs: datasets.Dataset) -> None:
     pairs.save_to_disk(str(tmp_path / "saved"))
     assert read(str(tmp_path / "saved")) == ROWS
-    with pytest.raises(DataError, match="no split 'test'; there is train"):
+    with pytest.raises(DataError, match="no split 'test'; give one of: train"):
         read(str(tmp_path / "saved"), "test")
 
 

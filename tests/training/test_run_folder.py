@@ -101,7 +101,7 @@ def test_the_parts_that_begin_at_random_are_printed(
     said: list[str] = []
     run(tiny(**few, **changed), prepared, tmp_path / "two", init_from=Run(tmp_path / "one"), say=said.append)
     lines = [line for line in said if "at random" in line]
-    stem = f"begin at random, because {tmp_path / 'one'} has no weights that fit: "
+    stem = f"these parts begin at random, because {tmp_path / 'one'} has no weights for them: "
     assert lines == ([] if parts is None else [stem + parts])
 
 
