@@ -1,7 +1,8 @@
 """Computations that are recorded as CUDA graphs, and repeated; the values that they share.
 
-A GPU often runs kernels faster than the host starts them; a graph of them starts as one. It repeats the same
-kernels on the same memory: numbers of the host are those of the recording, and copies from the host cannot be recorded.
+A GPU often runs kernels faster than the host starts them; a graph starts all its kernels at once. It repeats the same
+kernels on the same memory. Numbers that the host computed keep the values of the recording, and a copy from the host
+cannot be recorded.
 """
 
 from collections.abc import Callable, Iterator

@@ -107,8 +107,8 @@ def own_trainers(
     """
 
     def ways(recipe: Recipe) -> Iterable[Precision]:  # each has a loss scale of its own
-        found = [way for name in precisions for way in possible_precisions(recipe, name, world)]
-        return {str(way): way for way in found}.values()
+        possible = [way for name in precisions for way in possible_precisions(recipe, name, world)]
+        return {str(way): way for way in possible}.values()
 
     return [OwnTrainer(recipe, prepared, world, way, name) for name, recipe in recipes for way in ways(recipe)]
 

@@ -182,7 +182,7 @@ def _guess_language(corpora: Sequence[Corpus], side: SourceOrTarget) -> tuple[st
 
 
 def _named_languages(corpus: Corpus) -> dict[SourceOrTarget, tuple[str | None, str]]:
-    """Return the language in the name of each of a corpus's two files or columns, or None, and its origin.
+    """Return the languages that a corpus's source and target names end in, or None, each with its origin.
 
     The only language of a script replaces a code of two letters that is not one of its codes: train.kr is Korean if its
     text is, although kr is Kanuri.
@@ -255,7 +255,7 @@ Named = Mapping[SourceOrTarget, str | None]
 
 
 def _are_of_other_languages(corpus: Corpus, named: Named, first: Named) -> bool:
-    """Return whether the languages in a corpus's names are others than those of the first training corpus."""
+    """Return whether a corpus's names end in other languages than the first training corpus's names."""
     if corpus.direction is not None or named["source"] == named["target"]:
         return False
     return any(_other_language(named[side], first[side]) for side in first)

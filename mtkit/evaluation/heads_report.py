@@ -22,7 +22,7 @@ ROW_HEIGHT = 0.11
 PANEL_WIDTH = 3.2
 """Least width of a panel, in inches."""
 LETTER_WIDTH, LABEL_WIDTH = 0.055, 0.6
-"""Width of a letter of a panel's labels, and least width of the labels, in inches."""
+"""Inches per letter of a panel label, and the least inches of a label."""
 FEW = 4
 """Numbers per head up to which the table lists them all."""
 

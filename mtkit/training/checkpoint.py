@@ -142,8 +142,8 @@ class Checkpoints:
         if known is not None and known.get("judged_by") == self._fingerprint:
             earlier, loss = known.get("score"), known.get("nll")
             if earlier is not None and loss is not None:
-                before = sort_key(known.get("best_by", "bleu"), earlier, loss)
-                if before > sort_key(self._best_by, score, nll):
+                earlier_key = sort_key(known.get("best_by", "bleu"), earlier, loss)
+                if earlier_key > sort_key(self._best_by, score, nll):
                     write_json(inside(average, "state.json"), {**known, "tried": updates})
                     return False
         state = {"update": updates[-1], "averaged": updates, "bleu": bleu, "nll": nll, "score": score}

@@ -50,7 +50,7 @@ class TokenLoss:
     """(N,): the plain negative log-likelihood of each token, without a gradient. With R-Drop (2N,), the first pass's
     tokens before the second's."""
     tokens: int | Tensor
-    """N, or a scalar on the device: the real ones of them."""
+    """N; with `real`, a scalar on the device: the number of real tokens."""
     divergence: Tensor | float = 0.0
     """R-Drop's: the sum over tokens of half of KL(P || Q) + KL(Q || P), without a gradient."""
 
@@ -166,8 +166,8 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Both losses, chunk by chunk, all sums at least in float32; fills the gradients (N, D) and (V, D).
 
-    Rows from `rows` on, and those that are not real, are zeros: they add nothing to the weight's gradient, and are left
-    out of the losses.
+    Rows from `rows` on and padding rows are zeros: they add nothing to the weight's gradient, and are left out of the
+    losses.
     """
     vocabulary, dtype = len(weight), weight.dtype
     wide = torch.promote_types(dtype, torch.float32)

@@ -105,7 +105,7 @@ class Interval:
         self._begin += monotonic() - begin
 
     def count(self, tokens: int, batches: Sequence[Batch] = ()) -> None:
-        """Count one update of so many target tokens, of which this process computes `batches`."""
+        """Count one update: its target tokens in all processes, and the batches that this process computes."""
         self._updates += 1
         self._tokens += tokens
         self._positions += sum(batch.source.numel() + batch.target_in.numel() for batch in batches)

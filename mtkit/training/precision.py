@@ -121,8 +121,8 @@ class Precision:
         return autocast(self.device, None if self.name == "float32" else getattr(torch, self.name))
 
     def __str__(self) -> str:
-        ways = ["Triton"] * self.kernels + ["CUDA graphs"] * self.graphs
-        return " with ".join([self.name, " and ".join(ways)] if ways else [self.name])
+        additions = " and ".join(["Triton"] * self.kernels + ["CUDA graphs"] * self.graphs)
+        return f"{self.name} with {additions}" if additions else self.name
 
     @property
     def lowers_weights(self) -> bool:

@@ -111,7 +111,7 @@ class Updater:
 
     @property
     def recorded_shapes(self) -> int:
-        """The number of shapes of batches whose passes are repeated from CUDA graphs."""
+        """The number of batch shapes that have a CUDA graph."""
         return 0 if self._recorded is None else self._recorded.shapes
 
     def first_failed(self) -> int | None:

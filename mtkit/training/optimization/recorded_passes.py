@@ -22,6 +22,7 @@ by `tokens`, to each parameter's `grad`, and the batch's measurements to `totals
 
 
 TOO_LARGE = "they take too much memory"
+"""Reason to give graphs up."""
 
 
 def can_be_recorded(model: ModelSettings) -> bool:
@@ -55,7 +56,6 @@ class RecordedPasses:
     def __init__(self, parameters: Sequence[nn.Parameter], say: Say, record: Recorder | None = None) -> None:
         self._parameters, self._say = parameters, say
         self._record: Recorder | None = record or Graphs(parameters[0].device, together=True)
-        self._has_room = self._record.has_room if isinstance(self._record, Graphs) else lambda: True
         self._graphs: dict[Hashable, _Graph] = {}
         self._gradients: dict[nn.Parameter, Tensor] = {}
 
@@ -73,7 +73,7 @@ class RecordedPasses:
         # which parameters get a gradient shows only if there is none before
         first = all(parameter.grad is None for parameter in self._parameters)
         passes(batch, tokens, totals)
-        if first and self._record is not None and len(self._graphs) < MOST and self._has_room():
+        if first and len(self._graphs) < MOST and self._has_room():
             trained = [parameter for parameter in self._parameters if parameter.grad is not None]
             self._add_graph(shape, passes, batch, tensors, torch.zeros_like(totals), trained)
 
@@ -86,6 +86,9 @@ class RecordedPasses:
     def records(self) -> bool:
         """Whether passes are recorded, as far as there is room."""
         return self._record is not None
+
+    def _has_room(self) -> bool:
+        return self._record.has_room() if isinstance(self._record, Graphs) else self.records
 
     def _add_graph(
         self,
@@ -125,9 +128,8 @@ class RecordedPasses:
 
     def give_up(self, reason: str) -> None:
         """Record nothing any more, and free the graphs' memory."""
-        self._say(f"training goes on without CUDA graphs: {reason}")
+        self._say(f"training continues without CUDA graphs: {reason}")
         self._record = None
-        self._has_room = lambda: False  # which refers to the memory
         self._graphs.clear()
         self._gradients.clear()
         _release_memory()

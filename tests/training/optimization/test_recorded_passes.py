@@ -145,7 +145,7 @@ def test_passes_are_computed_if_they_cannot_be_recorded(updated: Any) -> None:
     said: list[str] = []
     wanted, totals, _ = updated(small())
     found, other_totals, updater = updated(small(), refuse, say=said.append)
-    assert said == ["training goes on without CUDA graphs: operation not permitted when stream is capturing"]
+    assert said == ["training continues without CUDA graphs: operation not permitted when stream is capturing"]
     assert updater.recorded_shapes == 0
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=0.0, atol=1e-5)
@@ -166,7 +166,7 @@ def test_graphs_are_given_up_before_a_batch_is_halved(updated: Any) -> None:
 
     wanted, _, _ = updated(small())
     found, _, updater = updated(small(), record_operations, say=said.append, change=short_of_memory_once)
-    assert said == ["training goes on without CUDA graphs: they take too much memory"]
+    assert said == ["training continues without CUDA graphs: they take too much memory"]
     assert updater.max_batch_size is None
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=0.0, atol=1e-5)
