@@ -145,6 +145,8 @@ class Network(nn.Module):
     """Whether `step` can return the attention weights to the source."""
     reads_marks: bool
     """Whether an attention reads marks, so that they are computed."""
+    checkpoints_activations = False
+    """Whether the backward pass computes layers again instead of keeping their activations."""
 
     def __init__(self, settings: ModelSettings, source: Embedding, target: Embedding) -> None:
         """`source` and `target` embed the tokens of the two sides."""

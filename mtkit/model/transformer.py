@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mtkit.attention import State
 from mtkit.attention.registry import find
+from mtkit.model.checkpointed_layers import run_checkpointed
 from mtkit.model.embedding import Embedding, absolute_positions, token_table
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, StackPass, Weights
 from mtkit.model.network import Choice, Encoded, Logits, Network, Output, Shortlist, build_stack
@@ -89,8 +90,9 @@ class Transformer(Network):
             stream = run_reversibly(sublayers, x, stack_pass)
         else:
             stream = to_stream(x, self.settings)
+            run_layer = self._layer_runner(weights)
             for layer in layers:
-                stream = layer(stream, stack_pass, valid=source_valid, task=task, marks=marks)
+                stream = run_layer(layer, stream, stack_pass, valid=source_valid, task=task, marks=marks)
         memory = self.encoder_norm(from_stream(stream))
         losses, log_prob = stack_pass.losses or {}, stack_pass.log_prob
         return Encoded(memory, source_valid, stack_pass.self_carry, task, losses=losses, log_prob=log_prob)
@@ -107,8 +109,9 @@ class Transformer(Network):
             stream = run_reversibly(sublayers, x, stack_pass, encoded.memory)
         else:
             stream = to_stream(x, self.settings)
+            run_layer = self._layer_runner(weights)
             for layer in self.decoder:
-                stream = layer(stream, stack_pass, context)
+                stream = run_layer(layer, stream, stack_pass, context)
         return Output(self.decoder_norm(from_stream(stream)), stack_pass.losses or {}, stack_pass.log_prob)
 
     def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
@@ -177,6 +180,12 @@ class Transformer(Network):
 
     def _runs_reversibly(self, weights: Weights | None) -> bool:
         return self.settings.reversible and torch.is_grad_enabled() and weights is None
+
+    def _layer_runner(self, weights: Weights | None) -> Callable[..., Any]:
+        """The function that runs a layer; with checkpointing, passes that gather weights do not use it."""
+        if self.checkpoints_activations and torch.is_grad_enabled() and weights is None:
+            return run_checkpointed
+        return nn.Module.__call__
 
     @property
     def _decoder_layers(self) -> list[DecoderLayer]:

@@ -89,6 +89,17 @@ class Recipe(Settings):
             raise ValueError("training.shard does not support model.reversible; set one of the two to false")
         return self
 
+    @model_validator(mode="after")
+    def _layers_are_checkpointed_once(self) -> Self:
+        if self.training.checkpoint_activations and self.model.architecture == "rnn":
+            raise ValueError("training.checkpoint_activations needs model.architecture = transformer")
+        if self.training.checkpoint_activations and self.model.reversible:
+            raise ValueError(
+                "model.reversible computes activations again without checkpoints; leave training.checkpoint_activations "
+                "out"
+            )
+        return self
+
 
 ROLES = ("name", "encoder", "decoder", "cross")
 

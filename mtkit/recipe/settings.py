@@ -305,6 +305,9 @@ class TrainingSettings(Settings):
     shard: bool = False
     """Shard gradients, optimiser state and, between updates, weights over the N processes (ZeRO): each holds 1/N, and
     all weights during an update. Files are the same as without. It has no effect on a single process."""
+    checkpoint_activations: bool = False
+    """Keep only the input of each layer for the backward pass, which computes the layer again (activation
+    checkpointing): less memory, and about a third more computation. The results are the same."""
     deterministic: bool = False
     """Use deterministic operations on GPUs: a resumed run is then bit-identical to an uninterrupted run, as on CPUs.
     Operations that are not deterministic are replaced, which is slower, or raise an error."""

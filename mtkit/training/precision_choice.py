@@ -93,7 +93,7 @@ def resolve_precision(
 
 def possible_precisions(recipe: Recipe, setting: str, world: World) -> list[Precision]:
     """Return the ways to compute the recipe's updates in this world with this `training.precision`."""
-    candidates = update_precisions(setting, world.device, graphs=can_be_recorded(recipe.model))
+    candidates = update_precisions(setting, world.device, graphs=can_be_recorded(recipe))
     alone = world.device.type != "cuda" or not (recipe.training.deterministic or world.size > 1)
     return candidates if alone else candidates[:1]
 

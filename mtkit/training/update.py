@@ -54,6 +54,7 @@ class Updater:
         self.model = model
         self.world = world
         self.precision = precision
+        model.checkpoints_activations = recipe.training.checkpoint_activations
         self._sharded: ShardedModel | None = None
         if recipe.training.shard and world.size > 1:
             if precision.scaler is not None:
@@ -242,7 +243,7 @@ class Updater:
 
     def _records(self) -> RecordedPasses | None:
         """Return what repeats passes from CUDA graphs, if that is chosen and possible: on one GPU, of whole models."""
-        if not self.precision.graphs or self.world.size > 1 or not can_be_recorded(self._recipe.model):
+        if not self.precision.graphs or self.world.size > 1 or not can_be_recorded(self._recipe):
             return None
         if self._recorded is None:
             trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -274,7 +275,8 @@ class Updater:
             raise RunError(
                 f"out of memory on {self.world.device} at a single segment of {batch.source.shape[1]} source "
                 f"and {batch.target_in.shape[1]} target pieces (line {batch.lines[0]} of the training text); "
-                "lower model.max_length, or the size of the model, under another --name"
+                + ("" if self._settings.checkpoint_activations else "set training.checkpoint_activations: true, or ")
+                + "lower model.max_length, or the size of the model, under another --name"
             )
         self._say(
             f"out of memory on {self.world.device} at a batch of {len(batch.source)} segments and "

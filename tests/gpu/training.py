@@ -101,7 +101,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 def ways(recipe: Recipe, precision: str, device: str) -> dict[str, Precision]:
     """The ways to compute updates of this recipe on the device, by name, whether they are faster here or not."""
-    graphs = can_be_recorded(recipe.model)
+    graphs = can_be_recorded(recipe)
     return {str(way): way for way in update_precisions(precision, torch.device(device), graphs=graphs)}
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.memory import is_oom
-from mtkit.recipe import ModelSettings
+from mtkit.recipe import Recipe
 from mtkit.recording import Graphs, Recorder, recorded
 from mtkit.terminal import Say
 from mtkit.training.device_batch import DeviceBatch
@@ -25,13 +25,14 @@ TOO_LARGE = "they take too much memory"
 """Reason to give graphs up."""
 
 
-def can_be_recorded(model: ModelSettings) -> bool:
-    """Whether a graph can hold the passes of such a model, with most mechanisms.
+def can_be_recorded(recipe: Recipe) -> bool:
+    """Whether a graph can hold the passes of such a training, with most mechanisms.
 
-    The recurrent network's kernels need the lengths of segments on the host, and reversible layers the state of the
-    random generator.
+    The recurrent network's kernels need the lengths of segments on the host. Layers that are computed again need the
+    state of the random generator.
     """
-    return model.architecture != "rnn" and not model.reversible
+    computed_again = recipe.model.reversible or recipe.training.checkpoint_activations
+    return recipe.model.architecture != "rnn" and not computed_again
 
 
 @dataclass(frozen=True)

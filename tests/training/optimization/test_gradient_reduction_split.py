@@ -55,9 +55,9 @@ def batch(seed: int, rows: int, source: int, target: int) -> Batch:
     return Batch(pieces, valid, shifted, gold, gold_valid, rows * target, np.arange(rows))
 
 
-def gradients(world: World, given: dict[str, Any], shard: bool) -> list[dict[str, Tensor]]:
+def gradients(world: World, given: dict[str, Any], **training: Any) -> list[dict[str, Tensor]]:
     """Of three updates; in the second, one process has two batches and the other none."""
-    recipe = make_recipe({**given, "training": {"shard": shard, "clip_norm": 0.0}})
+    recipe = make_recipe({**given, "training": {"clip_norm": 0.0, **training}})
     model = build_model(recipe, source_vocabulary=64, target_vocabulary=64).train()
     updater, found = Updater(model, recipe, world, Precision("float32", world.device)), []
     for number in (1, 2, 3):
@@ -79,11 +79,14 @@ def gradients_are_those_of_whole_weights(names: list[str]) -> None:
             roles = mechanisms()[name].roles if name in mechanisms() else ()
             model = {**SMALL, "max_length": 64} | ({} if roles else {"architecture": name, "decoder_layers": 1})
             given = {"model": model, "attention": {role: name for role in roles}}
-            for whole, split in zip(gradients(world, given, False), gradients(world, given, True), strict=True):
-                largest = max(float(each.norm()) for key, each in whole.items() if key != "totals")
-                for key in whole.keys() | split.keys():
-                    error = float((whole[key] - split[key]).norm()) / (1.0 if key == "totals" else largest)
-                    assert error < 1e-5, (name, key, error)
+            expected = gradients(world, given)
+            for checkpointed in (False, True) if roles else (False,):
+                found = gradients(world, given, shard=True, checkpoint_activations=checkpointed)
+                for whole, split in zip(expected, found, strict=True):
+                    largest = max(float(each.norm()) for key, each in whole.items() if key != "totals")
+                    for key in whole.keys() | split.keys():
+                        error = float((whole[key] - split[key]).norm()) / (1.0 if key == "totals" else largest)
+                        assert error < 1e-5, (name, key, checkpointed, error)
 
 
 @pytest.mark.parametrize(
