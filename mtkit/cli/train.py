@@ -85,7 +85,8 @@ def train(
     ] = None,
     seed: Annotated[int | None, Option(help="Random seed.")] = None,
     precision: Annotated[
-        str | None, Option(help="Precision: auto (the fastest here), float32, bfloat16 or float16.  [default: auto]")
+        str | None,
+        Option(help="Precision: auto (the fastest here), float32, tf32 (GPUs), bfloat16 or float16.  [default: auto]"),
     ] = None,
     device: Device = "auto",
     threads: Threads = None,

@@ -94,10 +94,7 @@ class Recipe(Settings):
         if self.training.checkpoint_activations and self.model.architecture == "rnn":
             raise ValueError("training.checkpoint_activations needs model.architecture = transformer")
         if self.training.checkpoint_activations and self.model.reversible:
-            raise ValueError(
-                "model.reversible computes activations again without checkpoints; leave training.checkpoint_activations "
-                "out"
-            )
+            raise ValueError("model.reversible keeps no activations; leave training.checkpoint_activations out")
         return self
 
 

@@ -294,8 +294,9 @@ class TrainingSettings(Settings):
     typos: float = Field(default=0.0, ge=0.0, le=1.0)
     """Probability that a training source gets typing errors, one for every ten words; each epoch draws others
     (usually 0.1)."""
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Arithmetic of training. auto is bfloat16 if the hardware has it, float16 on older GPUs, else float32. On CPUs
+    precision: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = "auto"
+    """Arithmetic of training. auto is bfloat16 if the hardware has it, float16 on older GPUs, else float32. tf32 is
+    float32 with products whose factors are rounded to 11 bits, which GPUs since Ampere multiply faster. On CPUs
     with bfloat16 units, it times a few updates of bfloat16 and float32 before the first update, and uses the faster. On
     a GPU, in any precision, kernels in Triton and CUDA graphs are timed so and used if they are faster, unless results
     must be deterministic or several GPUs train."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-from mtkit.device import autocast, autocast_disabled, has_triton, varied_shapes
+from mtkit.device import autocast, autocast_disabled, hardware, has_triton, varied_shapes
 from mtkit.errors import RunError
 
 WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
@@ -92,12 +92,18 @@ def _set_deterministic(deterministic: bool, warn_only: bool, fill_memory: bool) 
     torch.utils.deterministic.fill_uninitialized_memory = fill_memory  # type: ignore[attr-defined]
 
 
+AMPERE = (8, 0)
+"""Compute capability of the first GPUs with bfloat16 and tf32."""
+
 LEAST_SCALE = 2.0**-10
 """Loss scale of float16 below which overflows are not caused by the scale."""
 
 
 class Precision:
-    """The precision of training: float32, or autocast in bfloat16 (`LowWeights`) or float16 (with a loss scale)."""
+    """The precision of training: float32, or autocast in bfloat16 (`LowWeights`) or float16 (with a loss scale).
+
+    tf32 is float32, but a GPU rounds the factors of products to 11 bits.
+    """
 
     def __init__(self, setting: str, device: torch.device, *, kernels: bool = False, graphs: bool = False) -> None:
         """`setting` is `training.precision`; `kernels`: whether updates use kernels in Triton; `graphs`: whether passes
@@ -113,12 +119,24 @@ class Precision:
             and not torch.cuda.is_bf16_supported(including_emulation=False)
         ):
             raise RunError(f"{torch.cuda.get_device_name(device)} has no bfloat16; use --precision float16 or float32")
+        if self.name == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < AMPERE):
+            raise RunError(f"only GPUs since Ampere have tf32, and {hardware(device)} has not; use --precision float32")
         self.scaler = torch.amp.GradScaler(device.type) if self.name == "float16" else None
         """float16 has no numbers below 6e-8: the loss is scaled up before backward, gradients down before clipping."""
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context of forward passes and losses."""
-        return autocast(self.device, None if self.name == "float32" else getattr(torch, self.name))
+        return autocast(self.device, None if self.name in ("float32", "tf32") else getattr(torch, self.name))
+
+    @contextmanager
+    def products(self) -> Iterator[None]:
+        """The context of updates: products of float32 are in tf32, or in float32 whatever the process has set."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def __str__(self) -> str:
         additions = " and ".join(["Triton"] * self.kernels + ["CUDA graphs"] * self.graphs)
@@ -159,7 +177,7 @@ def best_precision(device: torch.device) -> str:
     """bfloat16 if the hardware has units for it, float16 on older GPUs, float32 on other CPUs."""
     if device.type == "cuda":
         # before Ampere bfloat16 is emulated, slower than float32
-        return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
+        return "bfloat16" if torch.cuda.get_device_capability(device) >= AMPERE else "float16"
     if device.type == "cpu":
         fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         return "bfloat16" if fast else "float32"

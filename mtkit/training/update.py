@@ -209,7 +209,11 @@ class Updater:
             recorded = self._records() if rate is not None and len(fitting) == len(batches) else None
             parts = DeviceBatches(fitting, self._load if recorded is None else self._load_on_grid)
             try:
-                with triton_kernels(self.precision.kernels), float32_products(self.model):
+                with (
+                    self.precision.products(),
+                    triton_kernels(self.precision.kernels),
+                    float32_products(self.model),
+                ):
                     return training_step(
                         self.model,
                         parts,

@@ -59,7 +59,7 @@ class Section:
 
 SECTIONS = {
     "machine": Section("machine", 60),
-    "learning": Section("training", 120, 6),
+    "learning": Section("training", 120, 8),
     "gradients": Section("training", 100, 2),
     "resume": Section("training", 100, 2),
     "strict": Section("training", 150, 3),

@@ -118,9 +118,11 @@ def train_in_one_way(recipe: Recipe, prepared: Prepared, folder: Path, device: s
 def learning(setup: Setup) -> Iterator[Result]:
     """200 updates in the last way of each precision with each optimiser: the loss is float32's of PyTorch within 2%."""
     prepared, updates = builtin(setup), 4 if setup.tiny else 200
-    cases = [(name, optimizer) for name in ("float32", "bfloat16", "float16") for optimizer in ("adamw", "muon")]
+    cases = [
+        (name, optimizer) for name in ("float32", "tf32", "bfloat16", "float16") for optimizer in ("adamw", "muon")
+    ]
     for precision, optimizer in own(setup, cases):
-        if setup.device == "cpu" and precision == "float16":
+        if setup.device == "cpu" and precision in ("tf32", "float16"):
             continue
 
         def compute(precision: str = precision, optimizer: str = optimizer) -> Result:
@@ -151,6 +153,7 @@ GRADIENT_CASES: dict[str, dict[str, Any]] = {
     # dropout that drops nothing: the devices draw different numbers
     "r_drop": {"model": {"dropout": 1e-9}, "training": {"r_drop": 1.0, "label_smoothing": 0.1}},
     "reversible": {"model": {"reversible": True, "norm": "pre"}},
+    "checkpointed": {"training": {"checkpoint_activations": True}},
     "rnn": {"model": {"architecture": "rnn", "heads": 1}, "attention": {"cross": "additive"}},
     "sparse": {"attention": {"encoder": "longformer", "decoder": "band", "cross": "full"}},
 }  # fmt: skip

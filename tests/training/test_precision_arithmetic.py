@@ -12,9 +12,13 @@ import torch
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
+from mtkit.model.build import build_model
 from mtkit.runs import Run
-from mtkit.training.precision import fast_and_repeatable, fixed_workspaces, why_not_exact
+from mtkit.training import update
+from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.train import train
+from mtkit.training.update import Updater
+from mtkit.training.world import World
 from tests.training.conftest import tiny
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -132,3 +136,32 @@ def test_it_is_said_that_a_gpu_does_not_repeat_itself(prepared: Prepared, tmp_pa
         say=said.append,
     )
     assert not [line for line in said if "deterministic" in line]
+
+
+def test_tf32_is_set_during_updates(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    def products(precision: Precision) -> str:
+        seen: list[str] = []
+        monkeypatch.setattr(update, "training_step", lambda *_, **__: seen.append(torch.get_float32_matmul_precision()))
+        recipe, model = tiny(), build_model(tiny(), **prepared.model_sizes)
+        updater = Updater(model, recipe, World("cpu"), precision)
+        updater._step([], 1, 1, 0.0)
+        return seen[0]
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    for before in ("highest", "high"):
+        torch.set_float32_matmul_precision(before)
+        try:
+            assert products(Precision("tf32", CUDA)) == "high"
+            assert products(Precision("float32", CPU)) == "highest"
+            assert torch.get_float32_matmul_precision() == before
+        finally:
+            torch.set_float32_matmul_precision("highest")
+
+
+def test_tf32_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match=r"tf32, and cpu .* has not; use --precision float32"):
+        Precision("tf32", CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Turing")
+    with pytest.raises(RunError, match="Turing has not"):
+        Precision("tf32", CUDA)
