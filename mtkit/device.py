@@ -1,6 +1,7 @@
 """Devices by name, copies to them, and autocast on them."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from platform import machine
@@ -129,3 +130,18 @@ def varied_shapes() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(enabled)
+
+
+def wait(device: torch.device) -> None:
+    """Wait until the device has finished all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(work: Callable[[], None], device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the time of `work()`, by default the wall-clock time; waits for the device before and after."""
+    wait(device)
+    begin = clock()
+    work()
+    wait(device)
+    return clock() - begin

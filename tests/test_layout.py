@@ -23,7 +23,7 @@ MECHANISMS = sorted(file for family in FAMILIES for file in family.glob("[!_]*.p
 FOUNDATION = {"errors", "version", "process", "device", "memory", "terminal", "storage", "recording"}
 TEXT = FOUNDATION | {"recipe", "text"}
 MODEL = TEXT | {"attention", "model", "data"}
-TRAINING = MODEL | {"runs", "decoding", "evaluation", "training"}
+TRAINING = MODEL | {"product_rate", "runs", "decoding", "evaluation", "training"}
 BELOW = {
     "errors": set(),
     "version": set(),
@@ -34,6 +34,7 @@ BELOW = {
     "memory": {"errors"},
     "storage": {"errors", "terminal"},
     "recipe": FOUNDATION,
+    "product_rate": FOUNDATION | {"attention"},
     "text": TEXT,
     "attention": FOUNDATION,
     "data": TEXT,

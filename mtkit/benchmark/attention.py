@@ -17,8 +17,9 @@ from torch import Tensor
 from mtkit.attention import Attention, build, mechanisms
 from mtkit.attention.registry import check_role, find
 from mtkit.attention.slots import SLOTS
-from mtkit.benchmark.attention_work import BEYOND, Walk, clock_of, seconds_of, training, without_projections
+from mtkit.benchmark.attention_work import BEYOND, Walk, clock_of, training, without_projections
 from mtkit.benchmark.cost import Cost, cost_of, free_bytes, predict_bytes
+from mtkit.device import seconds_of
 from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.memory import in_words, is_oom
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mtkit.attention import Attention, State, reorder
 from mtkit.benchmark.cost import Cost, cost_of
+from mtkit.device import seconds_of
 from mtkit.memory import held_bytes
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj", "context_proj")
@@ -105,21 +106,6 @@ class Walk:
         return self.attention.step(self.token, state)[1]
 
 
-def seconds_of(work: Callable[[], None], device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the time of `work()`, by default the wall-clock time; waits for the device before and after."""
-    wait(device)
-    begin = clock()
-    work()
-    wait(device)
-    return clock() - begin
-
-
 def clock_of(device: torch.device) -> Callable[[], float]:
     """Return the processor's time for one thread on the CPU, which other processes disturb less; else the wall's."""
     return time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
-
-
-def wait(device: torch.device) -> None:
-    """Wait until the device has finished all its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mtkit.benchmark.machine import Rate, arithmetic_of, decoding_operations, product_rate
+from mtkit.benchmark.machine import decoding_operations
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.model_engine import ModelEngine, find_dtype
 from mtkit.decoding.held_out import HeldOut, held_out
@@ -21,6 +21,7 @@ from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import score_corpus
 from mtkit.evaluation.systems import system_names
 from mtkit.model.network import Network
+from mtkit.product_rate import Rate, arithmetic_of, product_rate
 from mtkit.recipe import DecodingSettings, Recipe
 from mtkit.runs import Run
 

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from mtkit.attention.registry import find
 from mtkit.benchmark.attention import options_of
-from mtkit.benchmark.attention_work import wait
 from mtkit.benchmark.report import Bars, about, aligned, times
 from mtkit.decoding.contract import SourceBatch
 from mtkit.decoding.engines.model_engine import decoding_with, find_dtype
 from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.step_graphs import StepGraphs
-from mtkit.device import hardware
+from mtkit.device import hardware, wait
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.model.network import Logits, Model, Network

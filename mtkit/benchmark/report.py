@@ -10,10 +10,10 @@ import torch
 from pydantic_core import from_json
 
 from mtkit import terminal
-from mtkit.benchmark.machine import Rate
 from mtkit.device import hardware
 from mtkit.errors import MtkitError
 from mtkit.evaluation.pictures.figures import save_figure
+from mtkit.product_rate import Rate
 from mtkit.storage.files import check_writable, inside, write_json, write_text
 from mtkit.version import __version__
 

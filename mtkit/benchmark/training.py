@@ -11,16 +11,17 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from mtkit.benchmark.attention_work import seconds_of
 from mtkit.benchmark.cost import cost_of
-from mtkit.benchmark.machine import Rate, arithmetic_of, product_rate, training_operations
 from mtkit.data.prepared import Prepared
+from mtkit.device import seconds_of
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model, label_attention
 from mtkit.model.network import Network
 from mtkit.model.sublayers import forget_pools
+from mtkit.product_rate import Rate, arithmetic_of, product_rate
 from mtkit.recipe import Recipe
 from mtkit.training.data_loader import DataLoader, UpdateBatches
+from mtkit.training.flops import training_operations
 from mtkit.training.objective import LOSS
 from mtkit.training.optimization.schedule import build_schedule
 from mtkit.training.precision import Precision, fast_and_repeatable

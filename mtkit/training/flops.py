@@ -10,16 +10,18 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count, sdpa_backward_flop_count, sdpa_flop_count
 
 from mtkit.data.batches import make_batch
-from mtkit.data.prepared import Prepared
+from mtkit.data.prepared import Prepared, Side
 from mtkit.model.adaptation import train_in_part
 from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
-from mtkit.training.data_loader import DataLoader
+from mtkit.training.data_loader import DataLoader, evenly_spaced
 from mtkit.training.device_batch import DeviceBatch
 from mtkit.training.objective import Objective
 from mtkit.training.world import World
@@ -64,6 +66,9 @@ BATCHES = 8
 
 MOST_TOKENS = 2_048
 """Padded tokens of a counted batch, of the longer side: of a larger one, some rows are counted."""
+
+SEGMENTS = 24
+"""Segments, of all lengths, in a sample without padding."""
 
 SEED = 1
 """Seed of the sample and of the model, instead of the recipe's: trainings that differ in the seed cost the same."""
@@ -135,6 +140,27 @@ def flops_per_token(recipe: Recipe, prepared: Prepared) -> float:
         tokens += batch.target_tokens
         model.zero_grad(set_to_none=True)
     return operations / tokens
+
+
+@torch.no_grad()
+def training_operations(model: Network, side: Side, rows: np.ndarray) -> float:
+    """Return the mean forward and backward operations per target token, over a sample of these rows."""
+    training, device = model.training, model.output_weight.device
+    model.eval()
+    operations, tokens = 0, 0
+    for row in evenly_spaced(rows[np.argsort(side.target.lengths[rows], kind="stable")].tolist(), SEGMENTS):
+        batch = make_batch(side, np.array([row]))
+        source, target_in = batch.source.to(device), batch.target_in.to(device)
+        task = None if batch.task is None else batch.task.to(device)
+        forward = partial(_forward, model, source, target_in, task)
+        operations += 3 * flops_of(forward)
+        tokens += batch.target_tokens
+    model.train(training)
+    return operations / tokens
+
+
+def _forward(model: Network, source: Tensor, target_in: Tensor, task: Tensor | None) -> Tensor:
+    return model(source, target_in, task=task).hidden @ model.output_weight.t()
 
 
 def _backward(model: Network, objective: Objective, batch: DeviceBatch) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 
@@ -13,13 +14,14 @@ from mtkit.evaluation.metrics import missing_tokenizer
 from mtkit.memory import forget_peak
 from mtkit.model.adaptation import frozen_state, trained_names
 from mtkit.model.network import Network
+from mtkit.product_rate import arithmetic_of, product_rate
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.terminal import Say
 from mtkit.text.languages import languages_of
 from mtkit.training.checkpoint import Checkpoints, read_progress, verified_tensors
 from mtkit.training.data_loader import DataLoader, UpdateBatches
-from mtkit.training.flops import flops_per_token
+from mtkit.training.flops import flops_per_token, training_operations
 from mtkit.training.interruption import Interruption
 from mtkit.training.limits import ENDLESS, Limits
 from mtkit.training.metrics import Interval, Metrics, ProgressLine
@@ -42,6 +44,9 @@ from mtkit.training.world import World
 
 AGAIN = "the same command resumes it"
 """Advice printed after a signal."""
+
+COUNTED = 20
+"""Batches from which segments are taken to count their products."""
 
 
 class Training:
@@ -96,6 +101,7 @@ class Training:
         batches = self.data.updates(self.progress.epoch, self.progress.batch)
         try:
             if self.world.device.type == "cuda" and not self.limits.reached(self.progress):
+                self.interval.full_rate = self._full_rate()
                 # later batches are no larger, except for the pieces that subword regularisation adds
                 self.updater.dry_run(self.data.largest())
             while True:
@@ -135,6 +141,20 @@ class Training:
             record(self.folder, "flops_per_token", counted)
         self.say(f"{counted:,.0f} training FLOPs per target token")
         return counted
+
+    def _full_rate(self) -> float | None:
+        """Return the target tokens per second if all GPUs only multiplied, at the rate measured now.
+
+        Products of padding, and those that the backward pass computes again, do not count. None for a sharded model.
+        """
+        settings, rows = self.recipe.training, np.concatenate([*islice(self.data.plan(0), COUNTED)])
+        if settings.shard and self.world.size > 1:
+            return None
+        with self.precision.products():
+            rate = product_rate(arithmetic_of(self.precision.name), self.world.device, ())
+        operations = training_operations(self.model, self.data.side(0), rows) * (2 if settings.r_drop else 1)
+        forget_peak()
+        return None if rate is None else self.world.size * rate.best / operations
 
     def _restore(self) -> None:
         """Restore model, optimiser, average and place in training from the last checkpoint, if there is one."""

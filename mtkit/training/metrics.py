@@ -88,6 +88,8 @@ class Interval:
     """Measurements between two lines of metrics."""
 
     def __init__(self) -> None:
+        self.full_rate: float | None = None
+        """Target tokens per second at the full rate of the GPUs' products, if known."""
         self._restart()
 
     @contextmanager
@@ -126,6 +128,8 @@ class Interval:
             "seconds_per_update": self.seconds_per_update,
             "data_wait": self._waited / seconds,
         }
+        if self.full_rate is not None:
+            row["mfu"] = row["tokens_per_second"] / self.full_rate
         if self._positions:
             row["padding"] = 1.0 - self._real / self._positions
         if segments:
@@ -184,6 +188,7 @@ class ProgressLine:
             f"loss {row['loss']:.3f}",
             f"ppl {row['perplexity']:.2f}",
             f"{row['tokens_per_second']:,.0f} tok/s",
+            *([f"MFU {row['mfu']:.0%}"] if "mfu" in row else []),
             f"rate {row['rate']:.2e}",
             f"grad norm {row['gradient_norm']:.2f}",
             f"data wait {row['data_wait']:.0%}",

@@ -12,6 +12,7 @@ from mtkit.benchmark import attention, attention_work
 from mtkit.benchmark.attention import METRICS, Benchmark, Setting, default_names, fit_exponent, measure_attention
 from mtkit.benchmark.attention_report import as_object, draw_benchmark, readable, table
 from mtkit.benchmark.attention_work import without_projections
+from mtkit.device import seconds_of
 from mtkit.errors import MtkitError
 
 WIDTH, HEADS, LENGTHS = 32, 4, (16, 64)
@@ -124,7 +125,7 @@ def test_one_thread_is_timed_by_the_processor(threads: int, counts_waiting: bool
         clock = attention_work.clock_of(torch.device("cpu"))
     finally:
         torch.set_num_threads(before)
-    waited = attention_work.seconds_of(lambda: time.sleep(0.05), torch.device("cpu"), clock)
+    waited = seconds_of(lambda: time.sleep(0.05), torch.device("cpu"), clock)
     assert (waited >= 0.05) == counts_waiting
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.benchmark import decoding, machine
+from mtkit import product_rate
+from mtkit.benchmark import decoding
 from mtkit.benchmark.decoding import (
     Candidate,
     Decoded,
@@ -50,8 +51,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "TRIAL_SHARE", 2)
     monkeypatch.setattr(decoding, "REST", 0.0)
-    monkeypatch.setattr(machine, "LARGE", {"cpu": 32})
-    monkeypatch.setattr(machine, "BLOCK_SECONDS", 1e-4)
+    monkeypatch.setattr(product_rate, "LARGE", {"cpu": 32})
+    monkeypatch.setattr(product_rate, "BLOCK_SECONDS", 1e-4)
 
 
 def measured(trained: Trained, copier: Copier, beams: Sequence[int]) -> DecodingBenchmark:

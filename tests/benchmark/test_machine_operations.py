@@ -3,11 +3,12 @@ import pytest
 import torch
 
 from mtkit.attention import mechanisms
-from mtkit.benchmark.machine import decoding_operations, training_operations
+from mtkit.benchmark.machine import decoding_operations
 from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import make_recipe
+from mtkit.training.flops import training_operations
 
 D, F, V = 16, 32, 400
 ATTENTION, FEED_FORWARD = 4 * D * D, 2 * D * F

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtkit.benchmark import machine
+from mtkit import product_rate
 from mtkit.benchmark.training import (
     TURN,
     OwnTrainer,
@@ -55,8 +55,8 @@ def _small() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "LARGE", {"cpu": 32})
-        patch.setattr(machine, "BLOCK_SECONDS", 1e-4)
+        patch.setattr(product_rate, "LARGE", {"cpu": 32})
+        patch.setattr(product_rate, "BLOCK_SECONDS", 1e-4)
         yield
     torch.set_num_threads(threads)
 

@@ -7,7 +7,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from mtkit.benchmark import decoding, machine
+from mtkit import product_rate
+from mtkit.benchmark import decoding
 from mtkit.cli.app import app
 from mtkit.decoding import lexicon
 from mtkit.errors import MtkitError
@@ -22,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 @pytest.fixture(autouse=True)
 def _inside(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(trained.run.folder.parent.parent)
-    monkeypatch.setattr(machine, "LARGE", {"cpu": 32})
+    monkeypatch.setattr(product_rate, "LARGE", {"cpu": 32})
     monkeypatch.setattr(decoding, "REST", 0.0)
 
 

@@ -8,7 +8,7 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from mtkit.benchmark import machine
+from mtkit import product_rate
 from mtkit.cli.app import app
 from mtkit.errors import MtkitError
 from tests.training.conftest import TINY
@@ -19,7 +19,7 @@ SHORT = ["--updates", "2", "--warmup", "3", "--threads", "1"]
 @pytest.fixture(autouse=True)
 def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "LARGE", {"cpu": 32})
+    monkeypatch.setattr(product_rate, "LARGE", {"cpu": 32})
     Path("recipe.yaml").write_text(json.dumps(TINY))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.product_rate import Rate
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.training import loop
 from mtkit.training.checkpoint import read_progress
@@ -106,3 +107,15 @@ def test_tokens_are_those_of_all_processes(prepared: Prepared, tmp_path: Path, l
     assert one == other == (alone.limit, alone.progress.tokens, alone.progress.update)
     last = max((tmp_path / "together" / "checkpoints").glob("update-*"))
     assert read_progress(last).tokens == alone.progress.tokens
+
+
+@pytest.mark.parametrize(("r_drop", "expected"), [(0.0, 3_000.0), (1.0, 1_500.0)])
+def test_the_full_rate_is_the_rate_of_products_over_those_of_a_token(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r_drop: float, expected: float
+) -> None:
+    rates: list[float | None] = []
+    monkeypatch.setattr(loop, "product_rate", lambda *_: Rate("float32", {8: 6e9}))
+    monkeypatch.setattr(loop, "training_operations", lambda *_: 2e6)
+    monkeypatch.setattr(loop.Training, "introduce", lambda training: rates.append(training._full_rate()))
+    run(tiny(model={"dropout": 0.1}, training={**BUDGET, "max_updates": 1, "r_drop": r_drop}), prepared, tmp_path)
+    assert rates == [expected]

@@ -98,6 +98,15 @@ def test_an_interval_gives_means_per_token_and_per_update() -> None:
     assert row["rate"] == 0.5
     assert 0 <= row["data_wait"] <= 1
     assert row["tokens_per_second"] > 0
+    assert "mfu" not in row
+
+
+def test_the_utilisation_is_the_rate_of_tokens_over_that_of_products_alone() -> None:
+    interval = Interval()
+    interval.full_rate = 5_000.0
+    interval.count(10)
+    row = interval.read([30.0, 30.0, 0.0, 0.0, 0.0, 0.0, 3.0, 1.0], rate=0.5)
+    assert row["mfu"] == row["tokens_per_second"] / 5_000.0
 
 
 def test_away_from_a_terminal_progress_is_lines_with_all_that_matters() -> None:
@@ -111,12 +120,23 @@ def test_away_from_a_terminal_progress_is_lines_with_all_that_matters() -> None:
         "gradient_norm": 0.5,
         "tokens_per_second": 12_345.0,
         "data_wait": 0.02,
+        "mfu": 0.41,
     }
     line.advance()
     line.measure(50, row, seconds_left=3_723.4)
     line.close()
     (text,) = said
-    for part in ("50/100", "2.500", "7.25", "1.00e-03", "0.50", "12,345 tok/s", "data wait 2%", "ETA 1:02:03"):
+    for part in (
+        "50/100",
+        "2.500",
+        "7.25",
+        "1.00e-03",
+        "0.50",
+        "12,345 tok/s",
+        "MFU 41%",
+        "data wait 2%",
+        "ETA 1:02:03",
+    ):
         assert part in text
 
 
