@@ -1,6 +1,8 @@
 """The training loop of one process: update, validate, write checkpoints, and stop."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -267,8 +269,8 @@ class Training:
     def _validate(self) -> None:
         """Write a checkpoint, validate on all processes, count patience, and add the scores to the checkpoint."""
         self._check_losses()
-        self._save()
-        result = self._validation()
+        with self._saving():
+            result = self._validation()
         bleu, nll, score = self.world.agree(*(result.scores if result else (-1.0, -1.0, -1.0)))
         if bleu < 0:  # interrupted: the resumed run validates
             return
@@ -295,11 +297,32 @@ class Training:
 
     def _save(self) -> None:
         """Write a checkpoint on the first process; the others wait, because a launcher may end it when they exit."""
+        with self._saving():
+            pass
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Write a checkpoint, if training is on a GPU while the context runs."""
         self.progress = self.updater.save_state(self.progress)
-        tensors = self.updater.tensors()
-        if self.world.first:
-            self.checkpoints.save(self.progress, tensors)
+        files = self.updater.tensors()
+        if not self.world.first:
+            yield
+        elif self._writes_meanwhile:
+            # validation may replace the weights by their average
+            copies = {file: {name: x.to("cpu", copy=True) for name, x in of.items()} for file, of in files.items()}
+            with ThreadPoolExecutor(1) as writer:  # waits for the thread even after an error
+                written = writer.submit(self.checkpoints.save, self.progress, copies)
+                yield
+            written.result()
+        else:
+            self.checkpoints.save(self.progress, files)
+            yield
         self.world.agree()
+
+    @property
+    def _writes_meanwhile(self) -> bool:
+        """Whether checkpoints are written during the validation. On a CPU, both would only compete for it."""
+        return self.world.device.type == "cuda"
 
     def _stop(self, signal: int, first: int) -> Outcome:
         """Stop after a signal: write a checkpoint and print how to resume."""
