@@ -147,6 +147,11 @@ def machine_bytes() -> float:
     return min(limits)
 
 
+def memory_bytes(device: torch.device) -> float:
+    """The memory of a GPU, or `machine_bytes`."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else machine_bytes()
+
+
 def available_bytes() -> float:
     """The memory that this process can still allocate; infinity if unknown."""
     meminfo = Path("/proc/meminfo")

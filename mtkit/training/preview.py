@@ -4,7 +4,7 @@ from contextlib import closing
 from dataclasses import replace
 from time import monotonic
 
-from mtkit.memory import in_words, peak_bytes
+from mtkit.memory import in_words, memory_bytes, peak_bytes
 from mtkit.training.loop import Training
 from mtkit.training.progress import Outcome
 
@@ -23,7 +23,7 @@ def preview_training(training: Training) -> Outcome:
     training.set_limits()
     training.introduce()
     training.updater.dry_run(training.data.largest())  # later batches need no more memory
-    first, begin, stop, signal = training.progress, monotonic(), 0, 0
+    first, begin, stop, signal, device = training.progress, monotonic(), 0, 0, training.world.device
     start = begin
     with closing(training.data.updates(0, 0)) as updates:
         while not stop and not signal and not training.limits.reached(training.progress):
@@ -41,7 +41,7 @@ def preview_training(training: Training) -> Outcome:
         tokens = (training.progress.tokens - first.tokens) / seconds
         training.say(
             f"{seconds / made:.3g} s per update and {tokens:,.0f} target tokens/s in {made} updates; "
-            f"peak memory {in_words(peak_bytes(training.world.device))}"
+            f"peak memory {in_words(peak_bytes(device))} of {in_words(memory_bytes(device))}"
         )
         left = training.limits.seconds_left(replace(training.progress, seconds=0.0), seconds / made)
         spent = "no end" if left is None else f"{left / 60:,.1f} minutes"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mtkit.data.prepared import Prepared
+from mtkit.memory import in_words, machine_bytes
 from mtkit.training import preview
 from mtkit.training.update import Updater
 from tests.training.conftest import run, tiny
@@ -40,6 +41,7 @@ def test_the_estimate_is_updates_times_seconds(
     (seconds,) = map(float, re.findall(r"^([\d.e-]+) s per update", speed))
     assert 0.05 <= seconds < 1.0
     assert f"in {made - 1} updates; peak memory" in speed
+    assert speed.endswith(f" of {in_words(machine_bytes())}")
     (minutes,) = (float(found.replace(",", "")) for found in re.findall(r": ([\d,.]+) minutes$", estimate))
     assert minutes == pytest.approx(60_000 * seconds / 60, rel=0.02)
 
