@@ -1,5 +1,6 @@
 """`mtkit serve`: translate over HTTP, with a page that shows translations and their attention."""
 
+import logging
 from functools import partial
 from typing import Annotated, Any
 
@@ -71,5 +72,7 @@ def serve(
         runs, settings, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, forks=True, say=typer.echo
     )
     limits = ServingLimits(wait, batch_pieces, queue, max_strings, max_characters, timeout)
-    service = Service(translator, partial(translator.word_heads, say=typer.echo))
+    # a message that cannot be written to the log fails no request
+    heads = partial(translator.word_heads, say=logging.getLogger("uvicorn.error").warning)
+    service = Service(translator, heads)
     run_server(service, limits, host=host, port=port, say=typer.echo, names=allow_host or ())

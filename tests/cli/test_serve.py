@@ -1,6 +1,7 @@
 """`mtkit serve`, as typed, up to where the server begins."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,18 @@ def test_the_beam_that_is_typed_decides_the_search(
     assert result.exit_code == 0
     settings = served[0]._translator.settings
     assert (settings.method, settings.beam) == (method, beam)
+
+
+def test_html_is_translated_after_standard_output_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    logged: list[str] = []
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "warning", logged.append)
+    monkeypatch.setattr("mtkit.serving.server.serve", lambda service, *_, **__: served.append(service))
+    CliRunner().invoke(app, ["serve", "--run", str(make_run(tmp_path).run.folder)], catch_exceptions=False)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert served[0].work(served[0].jobs(["<b>a dog</b>"], "en-de", 1, 1000, html=True))
+    assert [message.partition(" by ")[0] for message in logged] == ["words are aligned"]
 
 
 @pytest.mark.parametrize(
