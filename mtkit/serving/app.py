@@ -123,7 +123,9 @@ class Handlers:
         strings = [body.q] if isinstance(body.q, str) else body.q
         direction, n_best = self._check(strings, body)
         try:
-            jobs = self._service.jobs(strings, direction, n_best, self._limits.share, html=body.format == "html")
+            jobs = await asyncio.to_thread(
+                self._service.jobs, strings, direction, n_best, self._limits.share, html=body.format == "html"
+            )
         except MtkitError as error:
             raise HTTPException(400, f"this server translates no HTML: {error}") from error
         hypotheses = join_parts(jobs, await self._results(jobs, left))
@@ -142,9 +144,9 @@ class Handlers:
             raise HTTPException(400, "attention is shown for one line that is not blank")
         if body.hypothesis >= n_best:
             raise HTTPException(400, f"hypothesis is {body.hypothesis}, the last one is {n_best - 1}")
-        (size,) = self._service.sizes(lines)
+        (size,) = await asyncio.to_thread(self._service.sizes, lines)
         if size > self._limits.share:
-            jobs = self._service.jobs(lines, direction, n_best, self._limits.share)
+            jobs = await asyncio.to_thread(self._service.jobs, lines, direction, n_best, self._limits.share)
             (texts,) = join_parts(jobs, await self._results(jobs, left))
             note = f"the attention is shown of up to {self._limits.share:,} pieces; the text has {size:,}"
             return {"hypotheses": [{"text": text, "score": None} for text in texts], "note": note}

@@ -80,7 +80,7 @@ class AttentionJob:
 
 
 class Service:
-    """The translator of a server, called by one thread at a time."""
+    """The translator of a server; one thread at a time calls `work`, and any thread the other methods."""
 
     def __init__(self, translator: Translator, heads: Callable[[], Heads] = Heads) -> None:
         """`heads` is called once, when they are needed: the attention heads that align the words of HTML."""

@@ -1,16 +1,19 @@
 """Batches of requests: who is decoded together, who waits, and what is stopped."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from mtkit.serving.app import make_app
 from mtkit.serving.batcher import Batcher, ServingLimits
+from mtkit.serving.service import TranslationJob
 from tests.serving.slow import Slow, ask
 
 
@@ -23,6 +26,26 @@ def test_requests_that_arrive_together_are_decoded_together() -> None:
     assert found == [f"text {k}"[::-1] for k in range(8)]
     assert max(service.batches) > 1
     assert sum(service.batches) == 8
+
+
+def test_a_request_that_takes_long_to_split_delays_no_other() -> None:
+    started, go = threading.Event(), threading.Event()
+
+    class Splitting(Slow):
+        def jobs(self, *strings: Any, **how: Any) -> list[TranslationJob]:
+            started.set()
+            go.wait(10)
+            return super().jobs(*strings, **how)
+
+    service = Splitting()
+    service.go.set()
+    with TestClient(make_app(service)) as client, ThreadPoolExecutor(2) as pool:  # type: ignore[arg-type]
+        long = pool.submit(ask, client, "ab")
+        assert started.wait(5)
+        assert pool.submit(client.get, "/health").result(5).status_code == 200
+        assert not long.done()
+        go.set()
+        assert long.result().json() == {"translatedText": "ba"}
 
 
 def test_one_bad_request_fails_alone() -> None:
