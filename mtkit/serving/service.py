@@ -21,7 +21,7 @@ from mtkit.text.html_page import Page, parse_page
 from mtkit.text.languages import languages_of, seam
 
 MOST_WEIGHTS = 1_000_000
-"""Maximum attention weights in an answer; a role of attention that would exceed it is left out."""
+"""Maximum attention weights in an answer; a role of attention that would exceed it is left out, with a note."""
 
 SHOWN_CHARACTERS = 40
 """Characters of a language that an error repeats."""
@@ -252,8 +252,11 @@ class Service:
         roles, room = {}, MOST_WEIGHTS
         for role in ("cross", "encoder", "decoder"):
             layers = [(number, layer) for number, layer in enumerate(aligned.layers.get(role, [])) if layer is not None]
-            room -= sum(layer.numel() for _, layer in layers)
-            if layers and room >= 0:
+            count = sum(layer.numel() for _, layer in layers)
+            if count > room:
+                shown["note"] = f"some attention is left out; an answer has at most {MOST_WEIGHTS:,} weights"
+            elif layers:
+                room -= count
                 roles[role] = [
                     {
                         "layer": number,

@@ -30,7 +30,7 @@ globalThis.fetch = async (path, request) => {
   if (request) sent.push(JSON.parse(request.body));
   const answers = { languages: [], health: { hypotheses: 3 },
     attention: { hypotheses: [{ text: "eins", score: -1 }, { text: "zwei", score: null }], source: ["a"], target: ["b"],
-      roles: { cross: [{ layer: 0, heads: [[[1]]] }] } } };
+      roles: { cross: [{ layer: 0, heads: [[[1]]] }] }, note: "some is left out" } };
   return { ok: true, json: async () => answers[path] };
 };
 """
@@ -64,7 +64,7 @@ SHOWN = """
   const button = byId("hypotheses").children[0].children[0], [top, body] = byId("map").children;
   const [down, cell] = body.children[0].children, across = top.children[0].children[1];
   const dirs = [button, button.children[1], down, across].map(each => each.dir);
-  console.log(JSON.stringify({ dirs, title: cell.title }));
+  console.log(JSON.stringify({ dirs, title: cell.title, note: byId("note").textContent }));
 })();
 """
 
@@ -89,6 +89,7 @@ def test_hypotheses_and_pieces_run_as_their_letters_do() -> None:
     found = _done(SHOWN)
     assert found["dirs"] == ["auto", "ltr", "auto", "auto"]
     assert found["title"] == "\u2068b\u2069 → \u2068a\u2069: 1.000"
+    assert found["note"] == "mean of the last layer: each row shows where the model looked; some is left out"
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no Node here")

@@ -134,10 +134,22 @@ def test_more_weights_than_a_page_can_hold_are_left_out(
 ) -> None:
     look = AttentionJob("a dog", "en-de", 1, 0, size=3)
     whole = Service(translator).work([look])[0]
-    assert list(whole["roles"]) == ["cross", "encoder", "decoder"]
-    cross = sum(len(head) * len(head[0]) for layer in whole["roles"]["cross"] for head in layer["heads"])
-    monkeypatch.setattr("mtkit.serving.service.MOST_WEIGHTS", cross)
-    assert list(Service(translator).work([look])[0]["roles"]) == ["cross"]
+    assert (list(whole["roles"]), "note" in whole) == (["cross", "encoder", "decoder"], False)
+    counts = {
+        role: sum(len(head) * len(head[0]) for layer in layers for head in layer["heads"])
+        for role, layers in whole["roles"].items()
+    }
+    assert counts["encoder"] < counts["cross"]
+    for most, left in (
+        (counts["cross"], ["cross"]),
+        (counts["encoder"], ["encoder"]),  # a role that is left out takes no room
+    ):
+        monkeypatch.setattr("mtkit.serving.service.MOST_WEIGHTS", most)
+        shown = Service(translator).work([look])[0]
+        assert (list(shown["roles"]), shown["note"]) == (
+            left,
+            f"some attention is left out; an answer has at most {most} weights",
+        )
 
 
 HTML = "<p>A <b>small</b> dog <i>sees &amp; finds</i> the tree.</p>\n<script>a < b</script><p>A <a href='x'>house</a>."
