@@ -193,8 +193,6 @@ class Handlers:
         except QueueFullError as error:
             message = f"{self._limits.queue} requests wait already; try again later"
             raise HTTPException(503, message, {"Retry-After": "1"}) from error
-        except MtkitError as error:
-            raise HTTPException(500, str(error)) from error
         except TimeoutError as error:
             raise HTTPException(504, f"no translation within {self._limits.seconds:g} seconds") from error
         finally:

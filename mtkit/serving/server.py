@@ -189,7 +189,7 @@ class Connection(H11Protocol):
 
 
 class BriefLog(logging.Filter):
-    """Removes repeated messages, and the tracebacks of the system's errors, such as too many open files."""
+    """Removes repeated messages, and the tracebacks of mtkit's and the system's errors, such as too many open files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class BriefLog(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to write the record."""
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | MtkitError):
             message = record.getMessage().partition("\n")[0]
             record.msg, record.args, record.exc_info = f"{message}: {error}", (), None
         key, now = (record.getMessage(), repr(error)), monotonic()
