@@ -243,7 +243,7 @@ def make_app(service: Service, limits: ServingLimits | None = None, hosts: Hosts
     async def languages() -> list[dict[str, Any]]:
         return service.languages()
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, Any]:
         return {"status": "ok", "waiting": batcher.waiting, "hypotheses": service.most}
 
@@ -251,7 +251,7 @@ def make_app(service: Service, limits: ServingLimits | None = None, hosts: Hosts
     async def prometheus() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> FileResponse:
         return FileResponse(PAGE, headers={"Content-Security-Policy": PAGE_POLICY, "X-Content-Type-Options": "nosniff"})
 

@@ -208,6 +208,11 @@ def test_languages_health_and_metrics(client: TestClient) -> None:
     assert changes["mtkit_request_seconds_count"] == changes['mtkit_request_seconds_bucket{le="+Inf"}'] == 2
 
 
+@pytest.mark.parametrize("path", ["/", "/health"])
+def test_a_probe_may_ask_for_the_header_alone(client: TestClient, path: str) -> None:
+    assert client.head(path).status_code == 200
+
+
 def metrics(client: TestClient) -> dict[str, float]:
     lines = [line for line in client.get("/metrics").text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
