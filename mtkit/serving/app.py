@@ -21,7 +21,6 @@ from mtkit.serving.batcher import Batcher, Job, QueueFullError, ServingLimits
 from mtkit.serving.middleware import BodyLimit, Entrance, Hosts, ServingMetrics
 from mtkit.serving.service import LINE_END, AttentionJob, Service, join_parts
 from mtkit.text.characters import is_blank
-from mtkit.version import __version__
 
 LOOK_SECONDS = 0.2
 """Seconds between two checks whether a client has left."""
@@ -214,8 +213,7 @@ def make_app(service: Service, limits: ServingLimits | None = None, hosts: Hosts
         batcher.stop()
         await running
 
-    # fastapi's documentation pages would load scripts from the network
-    app = FastAPI(title="mtkit", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(Entrance, metrics=metrics, hosts=hosts)
 
@@ -251,7 +249,7 @@ def make_app(service: Service, limits: ServingLimits | None = None, hosts: Hosts
     async def prometheus() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"])
     async def page() -> FileResponse:
         return FileResponse(PAGE, headers={"Content-Security-Policy": PAGE_POLICY, "X-Content-Type-Options": "nosniff"})
 
