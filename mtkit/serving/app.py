@@ -142,7 +142,7 @@ class Handlers:
         if len(lines) != 1:
             raise HTTPException(400, "attention is shown for one line that is not blank")
         if body.hypothesis >= n_best:
-            raise HTTPException(400, f"hypothesis is {body.hypothesis}, the last one is {n_best - 1}")
+            raise HTTPException(400, f"hypothesis may be {n_best - 1} at most")
         (size,) = await asyncio.to_thread(self._service.sizes, lines)
         if size > self._limits.share:
             jobs = await asyncio.to_thread(self._service.jobs, lines, direction, n_best, self._limits.share)
@@ -172,9 +172,7 @@ class Handlers:
         if characters > self._limits.characters:
             raise HTTPException(400, f"q holds {characters:,} characters; a request takes {self._limits.characters:,}")
         if body.alternatives >= self._service.most:
-            raise HTTPException(
-                400, f"alternatives is {body.alternatives}; this server has {self._service.most - 1} at most"
-            )
+            raise HTTPException(400, f"alternatives may be {self._service.most - 1} at most")
         try:
             return self._service.direction(body.source, body.target), body.alternatives + 1
         except MtkitError as error:

@@ -107,9 +107,16 @@ def test_errors(client: TestClient, body: dict[str, Any], status: int, said: str
     assert said in answer.json()["error"]
 
 
-@pytest.mark.parametrize("field", ["source", "target", "format"])
-def test_an_error_repeats_no_more_than_the_beginning_of_a_value(client: TestClient, field: str) -> None:
-    answer = client.post("/translate", json={"q": "a", "source": "en", "target": "de", field: "x" * 9000})
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, "x" * 9000) for field in ("source", "target", "format")),
+        *((field, "9" * digits) for field in ("alternatives", "hypothesis") for digits in (4000, 9000)),
+    ],
+)
+def test_an_error_repeats_no_more_than_the_beginning_of_a_value(client: TestClient, field: str, value: str) -> None:
+    path = "/attention" if field == "hypothesis" else "/translate"
+    answer = client.post(path, json={"q": "a", "source": "en", "target": "de", field: value})
     assert answer.status_code == 400
     assert len(answer.json()["error"]) < 200
 
