@@ -62,7 +62,8 @@ class _Body(BaseModel):
                 if not isinstance(fields, dict):
                     raise ValueError(f"it holds a {type(fields).__name__}")
         except (ValueError, RecursionError) as error:
-            raise HTTPException(400, f"the body is neither an object of JSON nor a form ({FORM}): {error}") from error
+            wrong = f"the body is neither an object of JSON nor a form ({FORM}, not multipart): {error}"
+            raise HTTPException(400, wrong) from error
         try:
             return cls.model_validate(fields)
         except ValidationError as error:

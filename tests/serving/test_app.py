@@ -161,6 +161,7 @@ def test_a_form_is_taken_as_json_is(client: TestClient, form: str, q: Any) -> No
         ("q=%ff&target=de", "application/x-www-form-urlencoded", "neither an object of JSON nor a form"),
         ("q=a&target=de&target=zh", "application/x-www-form-urlencoded", "target: Input should be a valid string"),
         ("q=a&target=de", "text/plain", "neither an object of JSON nor a form"),
+        ('--x\r\nContent-Disposition: form-data; name="q"\r\n\r\na\r\n--x--', "multipart/form-data", "not multipart"),
         ("null", "application/json", "neither an object of JSON nor a form"),
         ('{"q": ' + 20_000 * "[", "application/json", "neither an object of JSON nor a form"),
         ('{"q": "\xff"}', "application/json", "neither an object of JSON nor a form"),
