@@ -26,6 +26,7 @@ const elements = {}, sent = [], signals = [];
 const byId = id => (elements[id] ??= made());
 globalThis.document = { getElementById: byId, createElement: made };
 globalThis.location = { hash: "" };
+globalThis.addEventListener = (name, handler) => { globalThis[`on${name}`] = handler; };
 globalThis.fetch = async (path, request) => {
   if (request) { sent.push(JSON.parse(request.body)); signals.push(request.signal); }
   const answers = { languages: [], health: { hypotheses: 3 },
@@ -64,6 +65,21 @@ REPEATED = """
   await new Promise(done => setTimeout(done, 10));
   states.push(byId("state").textContent);
   console.log(JSON.stringify({ aborted: signals.map(each => each.aborted), states }));
+})();
+"""
+
+LINKED = """
+(async () => {
+  const texts = [], look = async () => {
+    await new Promise(done => setTimeout(done, 10));
+    texts.push([byId("text").value, byId("error").hidden]);
+  };
+  location.hash = "#100%";  // as it is before the page has loaded
+  await look();
+  location.hash = "#50%25%20of%20it";
+  globalThis.onhashchange();
+  await look();
+  console.log(JSON.stringify(texts));
 })();
 """
 
@@ -118,6 +134,11 @@ def test_a_request_ends_the_one_before_and_a_held_key_sends_one() -> None:
     found = _done(REPEATED)
     assert found["aborted"] == [True, False]
     assert found["states"] == ["translating…", "translating…", ""]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node here")
+def test_a_link_brings_its_text() -> None:
+    assert _done(LINKED) == [["100%", True], ["50% of it", True]]
 
 
 TYPED = """
