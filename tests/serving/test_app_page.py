@@ -93,7 +93,8 @@ SHOWN = """
   const button = byId("hypotheses").children[0].children[0], [top, body] = byId("map").children;
   const [down, cell] = body.children[0].children, across = top.children[0].children[1];
   const dirs = [button, button.children[1], down, across].map(each => each.dir);
-  console.log(JSON.stringify({ dirs, title: cell.title, note: byId("note").textContent }));
+  const langs = [byId("output"), byId("hypotheses"), down, across].map(each => each.lang);
+  console.log(JSON.stringify({ dirs, langs, title: cell.title, note: byId("note").textContent }));
 })();
 """
 
@@ -114,9 +115,10 @@ def test_what_is_typed_and_what_comes_of_it_run_as_their_letters_do() -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no Node here")
-def test_hypotheses_and_pieces_run_as_their_letters_do() -> None:
+def test_hypotheses_and_pieces_run_as_their_letters_do_and_have_their_language() -> None:
     found = _done(SHOWN)
     assert found["dirs"] == ["auto", "ltr", "auto", "auto"]
+    assert found["langs"] == ["ar", "ar", "ar", "en"]
     assert found["title"] == "\u2068b\u2069 → \u2068a\u2069: 1.000"
     assert found["note"] == "mean of the last layer: each row shows where the model looked; some is left out"
 
