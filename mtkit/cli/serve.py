@@ -1,5 +1,6 @@
 """`mtkit serve`: translate over HTTP, with a page that shows translations and their attention."""
 
+import logging
 from functools import partial
 from typing import Annotated, Any
 
@@ -51,6 +52,7 @@ def serve(
     if not host.strip():
         raise MtkitError("--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all addresses")
     try:
+        from mtkit.serving.server import listen
         from mtkit.serving.server import serve as run_server
     except ModuleNotFoundError as error:
         raise MtkitError(f"mtkit serve needs {error.name}; pip install 'mtkit[serve]'") from error
@@ -59,6 +61,7 @@ def serve(
     from mtkit.recipe.settings import with_method
     from mtkit.runs import find_runs
     from mtkit.serving.batcher import ServingLimits
+    from mtkit.serving.middleware import Hosts
     from mtkit.serving.service import Service
 
     runs = find_runs(run, name)
@@ -66,10 +69,14 @@ def serve(
     if beam is not None:
         decoding |= {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy", "coverage_penalty": 0.0}
     settings = runs[0].recipe.with_decoding(with_method(decoding)).decoding
+    with listen(host, port) as listener:  # an address that cannot be used is reported before the model is loaded
+        hosts = Hosts(host, listener.getsockname()[0], allow_host or ())
     use_threads(threads)
     translator = Translator(
         runs, settings, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, forks=True, say=typer.echo
     )
     limits = ServingLimits(wait, batch_pieces, queue, max_strings, max_characters, timeout)
-    service = Service(translator, partial(translator.word_heads, say=typer.echo))
-    run_server(service, limits, host=host, port=port, say=typer.echo, names=allow_host or ())
+    # a message that cannot be written to the log fails no request
+    heads = partial(translator.word_heads, say=logging.getLogger("uvicorn.error").warning)
+    service = Service(translator, heads)
+    run_server(service, limits, hosts, host=host, port=port, say=typer.echo)

@@ -21,7 +21,6 @@ from mtkit.serving.batcher import Batcher, Job, QueueFullError, ServingLimits
 from mtkit.serving.middleware import BodyLimit, Entrance, Hosts, ServingMetrics
 from mtkit.serving.service import LINE_END, AttentionJob, Service, join_parts
 from mtkit.text.characters import is_blank
-from mtkit.version import __version__
 
 LOOK_SECONDS = 0.2
 """Seconds between two checks whether a client has left."""
@@ -63,7 +62,8 @@ class _Body(BaseModel):
                 if not isinstance(fields, dict):
                     raise ValueError(f"it holds a {type(fields).__name__}")
         except (ValueError, RecursionError) as error:
-            raise HTTPException(400, f"the body is neither an object of JSON nor a form ({FORM}): {error}") from error
+            wrong = f"the body is neither an object of JSON nor a form ({FORM}, not multipart): {error}"
+            raise HTTPException(400, wrong) from error
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -123,7 +123,9 @@ class Handlers:
         strings = [body.q] if isinstance(body.q, str) else body.q
         direction, n_best = self._check(strings, body)
         try:
-            jobs = self._service.jobs(strings, direction, n_best, self._limits.share, html=body.format == "html")
+            jobs = await asyncio.to_thread(
+                self._service.jobs, strings, direction, n_best, self._limits.share, html=body.format == "html"
+            )
         except MtkitError as error:
             raise HTTPException(400, f"this server translates no HTML: {error}") from error
         hypotheses = join_parts(jobs, await self._results(jobs, left))
@@ -141,10 +143,10 @@ class Handlers:
         if len(lines) != 1:
             raise HTTPException(400, "attention is shown for one line that is not blank")
         if body.hypothesis >= n_best:
-            raise HTTPException(400, f"hypothesis is {body.hypothesis}, the last one is {n_best - 1}")
-        (size,) = self._service.sizes(lines)
+            raise HTTPException(400, f"hypothesis may be {n_best - 1} at most")
+        (size,) = await asyncio.to_thread(self._service.sizes, lines)
         if size > self._limits.share:
-            jobs = self._service.jobs(lines, direction, n_best, self._limits.share)
+            jobs = await asyncio.to_thread(self._service.jobs, lines, direction, n_best, self._limits.share)
             (texts,) = join_parts(jobs, await self._results(jobs, left))
             note = f"the attention is shown of up to {self._limits.share:,} pieces; the text has {size:,}"
             return {"hypotheses": [{"text": text, "score": None} for text in texts], "note": note}
@@ -171,9 +173,7 @@ class Handlers:
         if characters > self._limits.characters:
             raise HTTPException(400, f"q holds {characters:,} characters; a request takes {self._limits.characters:,}")
         if body.alternatives >= self._service.most:
-            raise HTTPException(
-                400, f"alternatives is {body.alternatives}; this server has {self._service.most - 1} at most"
-            )
+            raise HTTPException(400, f"alternatives may be {self._service.most - 1} at most")
         try:
             return self._service.direction(body.source, body.target), body.alternatives + 1
         except MtkitError as error:
@@ -191,8 +191,6 @@ class Handlers:
         except QueueFullError as error:
             message = f"{self._limits.queue} requests wait already; try again later"
             raise HTTPException(503, message, {"Retry-After": "1"}) from error
-        except MtkitError as error:
-            raise HTTPException(500, str(error)) from error
         except TimeoutError as error:
             raise HTTPException(504, f"no translation within {self._limits.seconds:g} seconds") from error
         finally:
@@ -214,8 +212,7 @@ def make_app(service: Service, limits: ServingLimits | None = None, hosts: Hosts
         batcher.stop()
         await running
 
-    # fastapi's documentation pages would load scripts from the network
-    app = FastAPI(title="mtkit", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(Entrance, metrics=metrics, hosts=hosts)
 
@@ -243,7 +240,7 @@ def make_app(service: Service, limits: ServingLimits | None = None, hosts: Hosts
     async def languages() -> list[dict[str, Any]]:
         return service.languages()
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, Any]:
         return {"status": "ok", "waiting": batcher.waiting, "hypotheses": service.most}
 
@@ -251,7 +248,7 @@ def make_app(service: Service, limits: ServingLimits | None = None, hosts: Hosts
     async def prometheus() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"])
     async def page() -> FileResponse:
         return FileResponse(PAGE, headers={"Content-Security-Policy": PAGE_POLICY, "X-Content-Type-Options": "nosniff"})
 

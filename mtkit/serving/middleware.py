@@ -5,8 +5,10 @@ the other site in its header Host (if the site's name leads to the server) or Or
 """
 
 import asyncio
+import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from ipaddress import ip_address
 from time import monotonic
 from urllib.parse import urlsplit
@@ -17,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mtkit.errors import MtkitError
 from mtkit.serving.batcher import ServingLimits
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -46,13 +49,20 @@ class ServingMetrics:
 class Hosts:
     """The names by which clients may call a server."""
 
-    def __init__(self, host: str, bound: str, others: Iterable[str] = ()) -> None:
+    def __init__(self, host: str, bound: str, others: Collection[str] = ()) -> None:
         """`bound` is the IP address of the name or address `host`; `*` among the others allows any name.
 
         A server that listens at all addresses may be called by any IP address and by the machine's name.
+        The others may have a scheme and a port, which are ignored. Raises: MtkitError for one that is no name.
         """
         address = ip_address(bound.partition("%")[0])
-        self._names = {name.lower().strip("[]").rstrip(".") for name in (host, bound, *others)}
+        self._any = "*" in others
+        self._names = {_host_name(host), _host_name(bound)}
+        for other in () if self._any else others:
+            try:
+                self._names.add(_host_name(other))
+            except ValueError as error:
+                raise MtkitError(f"--allow-host '{other}' is no host name; give one such as mt.example.com") from error
         self._any_address = address.is_unspecified
         if address.is_unspecified or address.is_loopback:
             self._names |= {"localhost", "127.0.0.1", "::1"}
@@ -61,20 +71,29 @@ class Hosts:
 
     def refusal(self, headers: Mapping[str, str]) -> str | None:
         """The reason to refuse a request with these headers; None if it names this server, or no server."""
-        for header, prefix in (("host", "//"), ("origin", "")):
-            if header in headers and not self._is_own(prefix + headers[header]):
+        for header in () if self._any else ("host", "origin"):
+            if header in headers and not self._is_own(headers[header]):
                 named = headers[header][:80]
                 return f"{header.title()} '{named}' is no name of this server; start it with --allow-host NAME"
         return None
 
     def _is_own(self, address: str) -> bool:
-        if "*" in self._names:
-            return True
         try:
-            name = (urlsplit(address).hostname or "").rstrip(".")
-            return bool(name) and (name in self._names or (self._any_address and bool(ip_address(name))))
-        except ValueError:  # no address of the web, or no IP address
+            name = _host_name(address)
+            return name in self._names or (self._any_address and bool(ip_address(name)))
+        except ValueError:  # no name, or no IP address
             return False
+
+
+def _host_name(address: str) -> str:
+    """The name, in ASCII, or IP address of an address as in Host, in Origin or typed. Raises: ValueError for none."""
+    with suppress(ValueError):
+        return str(ip_address(address.strip("[]")))
+    name = urlsplit(address if "//" in address else f"//{address}").hostname or ""
+    name = name.rstrip(".").encode("idna").decode()
+    if not re.fullmatch(r"[\w.:-]+", name):
+        raise ValueError
+    return name
 
 
 class Entrance:

@@ -5,7 +5,6 @@ import logging
 import math
 import resource
 import socket
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from types import FrameType
@@ -40,37 +39,29 @@ FULL = JSONResponse(
 """The answer to a request over a connection above the maximum."""
 
 
-def serve(
-    service: Service,
-    limits: ServingLimits,
-    *,
-    host: str,
-    port: int,
-    say: Say,
-    names: Sequence[str] = (),
-) -> None:
-    """Serves until a signal; requests in work are answered first. Port 0 is a free one; `say` gets the address.
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at the address; port 0 is a free one. Raises: MtkitError if it cannot."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, TypeError, UnicodeError) as error:  # the last two for what is no host name
+        reason = getattr(error, "strerror", None) or "no such host"
+        raise MtkitError(f"cannot serve at {host}, port {port}: {reason}; choose another --host or --port") from error
 
-    Clients may call the server by its address and by `names` (`Hosts`).
+
+def serve(service: Service, limits: ServingLimits, hosts: Hosts, *, host: str, port: int, say: Say) -> None:
+    """Serves until a signal; requests in work are answered first. Port 0 is a free one; `say` gets the address.
 
     Raises: MtkitError if the server cannot listen at the address.
     """
     first = TranslationJob((TextPart(".", 0),), service.directions[0], 1, 1)
     service.work([first])  # loads now what is loaded at first use
     http = Connection.limited(limits)
-    backlog = max(8, http.most // 4)  # asyncio accepts that many at once, before it closes one of them
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=backlog)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise MtkitError(f"cannot serve at {host}, port {port}: {reason}; choose another --host or --port") from error
-    with listener:
+    with listen(host, port) as listener:
         config = uvicorn.Config(
-            make_app(service, limits, Hosts(host, listener.getsockname()[0], names)),
+            make_app(service, limits, hosts),
             http=http,
             ws="none",
-            backlog=backlog,
+            backlog=max(8, http.most // 4),  # asyncio accepts that many at once, before it closes one of them
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=math.ceil(2 * limits.seconds) + 1,  # the request to arrive, and to be answered
@@ -189,7 +180,7 @@ class Connection(H11Protocol):
 
 
 class BriefLog(logging.Filter):
-    """Removes repeated messages, and the tracebacks of the system's errors, such as too many open files."""
+    """Removes repeated messages, and the tracebacks of mtkit's and the system's errors, such as too many open files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +189,7 @@ class BriefLog(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to write the record."""
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | MtkitError):
             message = record.getMessage().partition("\n")[0]
             record.msg, record.args, record.exc_info = f"{message}: {error}", (), None
         key, now = (record.getMessage(), repr(error)), monotonic()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
+from itertools import chain, groupby
 from math import isfinite
 from typing import Any
 
@@ -21,7 +21,7 @@ from mtkit.text.html_page import Page, parse_page
 from mtkit.text.languages import languages_of, seam
 
 MOST_WEIGHTS = 1_000_000
-"""Maximum attention weights in an answer; a role of attention that would exceed it is left out."""
+"""Maximum attention weights in an answer; a role of attention that would exceed it is left out, with a note."""
 
 SHOWN_CHARACTERS = 40
 """Characters of a language that an error repeats."""
@@ -80,7 +80,7 @@ class AttentionJob:
 
 
 class Service:
-    """The translator of a server, called by one thread at a time."""
+    """The translator of a server; one thread at a time calls `work`, and any thread the other methods."""
 
     def __init__(self, translator: Translator, heads: Callable[[], Heads] = Heads) -> None:
         """`heads` is called once, when they are needed: the attention heads that align the words of HTML."""
@@ -143,14 +143,13 @@ class Service:
             pages = [parse_page(string) for string in strings]
             strings = [page.text for page in pages]
         for number, (string, size) in enumerate(zip(strings, self.sizes(strings), strict=True)):
-            if size <= most or (self._joins_lines(n_best) and max(self.sizes(LINE.findall(string))) <= most):
+            if size <= most or (html and self._joins_lines(n_best)):
                 parts.append(TextPart(string, number, page=pages[number] if html else None))
             elif html:
                 split_pages = enumerate(pages[number].split())
                 parts += [TextPart(page.text, number, first, page=page) for first, page in split_pages]
             else:
-                split_lines = enumerate(self._split(string, number, direction, most))
-                parts += [replace(part, first=first) for first, part in split_lines]
+                parts += self._split(string, number, direction, n_best, most)
         jobs: list[TranslationJob] = []
         group: list[TextPart] = []
         total = 0
@@ -162,20 +161,28 @@ class Service:
             total += size
         return [*jobs, TranslationJob(tuple(group), direction, n_best, total)] if group else jobs
 
-    def _split(self, string: str, number: int, direction: str, most: int) -> Iterator[TextPart]:
-        """The lines of a string; a line of more than `most` pieces is split at sentence ends, or else within them."""
+    def _split(self, string: str, number: int, direction: str, n_best: int, most: int) -> Iterator[TextPart]:
+        """The lines of a string; adjacent lines that are translated together are one part.
+
+        A line of more than `most` pieces is split at sentence ends, or else within them.
+        """
 
         def count(texts: Sequence[str]) -> list[int]:
             return [size - 1 for size in self.sizes(texts)]
 
         source, target = languages_of(direction)
-        lines = LINE.findall(string)
-        for line, size in zip(lines, self.sizes(lines), strict=True):
+        lines, first = LINE.findall(string), 0
+        long = {line for line, size in zip(lines, self.sizes(lines), strict=True) if size > most}
+        if self._joins_lines(n_best):
+            runs = groupby(lines, long.__contains__)
+            lines = [line for is_long, run in runs for line in (run if is_long else ["".join(run)])]
+        for line in lines:
             text = line.rstrip("\r\n")
-            texts = split_to_fit(text, max(1, most - 1), count, source) if size > most else []
+            texts = split_to_fit(text, max(1, most - 1), count, source) if line in long else []
             *others, last = texts or [text]
             for k, part in enumerate([*others, last + line[len(text) :]]):
-                yield TextPart(part, number, seam=seam(target) if k else "")
+                yield TextPart(part, number, first, seam=seam(target) if k else "")
+                first += len(_lines(part))
 
     def work(
         self, jobs: Sequence[TranslationJob | AttentionJob], stopped: Callable[[], bool] | None = None
@@ -245,8 +252,11 @@ class Service:
         roles, room = {}, MOST_WEIGHTS
         for role in ("cross", "encoder", "decoder"):
             layers = [(number, layer) for number, layer in enumerate(aligned.layers.get(role, [])) if layer is not None]
-            room -= sum(layer.numel() for _, layer in layers)
-            if layers and room >= 0:
+            count = sum(layer.numel() for _, layer in layers)
+            if count > room:
+                shown["note"] = f"some attention is left out; an answer has at most {MOST_WEIGHTS:,} weights"
+            elif layers:
+                room -= count
                 roles[role] = [
                     {
                         "layer": number,

@@ -107,9 +107,16 @@ def test_errors(client: TestClient, body: dict[str, Any], status: int, said: str
     assert said in answer.json()["error"]
 
 
-@pytest.mark.parametrize("field", ["source", "target", "format"])
-def test_an_error_repeats_no_more_than_the_beginning_of_a_value(client: TestClient, field: str) -> None:
-    answer = client.post("/translate", json={"q": "a", "source": "en", "target": "de", field: "x" * 9000})
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, "x" * 9000) for field in ("source", "target", "format")),
+        *((field, "9" * digits) for field in ("alternatives", "hypothesis") for digits in (4000, 9000)),
+    ],
+)
+def test_an_error_repeats_no_more_than_the_beginning_of_a_value(client: TestClient, field: str, value: str) -> None:
+    path = "/attention" if field == "hypothesis" else "/translate"
+    answer = client.post(path, json={"q": "a", "source": "en", "target": "de", field: value})
     assert answer.status_code == 400
     assert len(answer.json()["error"]) < 200
 
@@ -126,7 +133,8 @@ def test_what_is_no_request(client: TestClient) -> None:
         assert (answer.status_code, set(answer.json())) == (400, {"error"})
     assert client.get("/nowhere").json() == {"error": "Not Found"}
     assert client.get("/translate").status_code == 405
-    assert client.get("/docs").status_code == 404  # it would load scripts from the network
+    for path in ("/docs", "/redoc", "/openapi.json"):  # the first two would load scripts from the network
+        assert client.get(path).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -153,6 +161,7 @@ def test_a_form_is_taken_as_json_is(client: TestClient, form: str, q: Any) -> No
         ("q=%ff&target=de", "application/x-www-form-urlencoded", "neither an object of JSON nor a form"),
         ("q=a&target=de&target=zh", "application/x-www-form-urlencoded", "target: Input should be a valid string"),
         ("q=a&target=de", "text/plain", "neither an object of JSON nor a form"),
+        ('--x\r\nContent-Disposition: form-data; name="q"\r\n\r\na\r\n--x--', "multipart/form-data", "not multipart"),
         ("null", "application/json", "neither an object of JSON nor a form"),
         ('{"q": ' + 20_000 * "[", "application/json", "neither an object of JSON nor a form"),
         ('{"q": "\xff"}', "application/json", "neither an object of JSON nor a form"),
@@ -206,6 +215,11 @@ def test_languages_health_and_metrics(client: TestClient) -> None:
     assert changes["mtkit_strings_total"] == 2
     assert changes['mtkit_requests_total{status="200"}'] == changes['mtkit_requests_total{status="400"}'] == 1
     assert changes["mtkit_request_seconds_count"] == changes['mtkit_request_seconds_bucket{le="+Inf"}'] == 2
+
+
+@pytest.mark.parametrize("path", ["/", "/health"])
+def test_a_probe_may_ask_for_the_header_alone(client: TestClient, path: str) -> None:
+    assert client.head(path).status_code == 200
 
 
 def metrics(client: TestClient) -> dict[str, float]:

@@ -22,15 +22,16 @@ DOCUMENT = """
 const made = () => ({ value: "", children: [], hidden: true, style: { setProperty() {} },
   setAttribute(name, value) { this[name] = value; }, append(...more) { this.children.push(...more); },
   replaceChildren(...all) { this.children = all; } });
-const elements = {}, sent = [];
+const elements = {}, sent = [], signals = [];
 const byId = id => (elements[id] ??= made());
 globalThis.document = { getElementById: byId, createElement: made };
 globalThis.location = { hash: "" };
+globalThis.addEventListener = (name, handler) => { globalThis[`on${name}`] = handler; };
 globalThis.fetch = async (path, request) => {
-  if (request) sent.push(JSON.parse(request.body));
+  if (request) { sent.push(JSON.parse(request.body)); signals.push(request.signal); }
   const answers = { languages: [], health: { hypotheses: 3 },
     attention: { hypotheses: [{ text: "eins", score: -1 }, { text: "zwei", score: null }], source: ["a"], target: ["b"],
-      roles: { cross: [{ layer: 0, heads: [[[1]]] }] } } };
+      roles: { cross: [{ layer: 0, heads: [[[1]]] }] }, note: "some is left out" } };
   return { ok: true, json: async () => answers[path] };
 };
 """
@@ -53,6 +54,34 @@ const buttons = () => byId("hypotheses").children.map(item => item.children[0]);
 })();
 """
 
+REPEATED = """
+(async () => {
+  Object.assign(byId("text"), { value: "A dog." });
+  Object.assign(byId("direction"), { value: JSON.stringify(["en", "de"]) });
+  for (const repeat of [false, true, true]) byId("text").onkeydown({ key: "Enter", ctrlKey: true, repeat });
+  const states = [byId("state").textContent];
+  byId("form").onsubmit({ preventDefault() {} });
+  states.push(byId("state").textContent);
+  await new Promise(done => setTimeout(done, 10));
+  states.push(byId("state").textContent);
+  console.log(JSON.stringify({ aborted: signals.map(each => each.aborted), states }));
+})();
+"""
+
+LINKED = """
+(async () => {
+  const texts = [], look = async () => {
+    await new Promise(done => setTimeout(done, 10));
+    texts.push([byId("text").value, byId("error").hidden]);
+  };
+  location.hash = "#100%";  // as it is before the page has loaded
+  await look();
+  location.hash = "#50%25%20of%20it";
+  globalThis.onhashchange();
+  await look();
+  console.log(JSON.stringify(texts));
+})();
+"""
 
 SHOWN = """
 (async () => {
@@ -64,7 +93,8 @@ SHOWN = """
   const button = byId("hypotheses").children[0].children[0], [top, body] = byId("map").children;
   const [down, cell] = body.children[0].children, across = top.children[0].children[1];
   const dirs = [button, button.children[1], down, across].map(each => each.dir);
-  console.log(JSON.stringify({ dirs, title: cell.title }));
+  const langs = [byId("output"), byId("hypotheses"), down, across].map(each => each.lang);
+  console.log(JSON.stringify({ dirs, langs, title: cell.title, note: byId("note").textContent }));
 })();
 """
 
@@ -85,10 +115,12 @@ def test_what_is_typed_and_what_comes_of_it_run_as_their_letters_do() -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no Node here")
-def test_hypotheses_and_pieces_run_as_their_letters_do() -> None:
+def test_hypotheses_and_pieces_run_as_their_letters_do_and_have_their_language() -> None:
     found = _done(SHOWN)
     assert found["dirs"] == ["auto", "ltr", "auto", "auto"]
+    assert found["langs"] == ["ar", "ar", "ar", "en"]
     assert found["title"] == "\u2068b\u2069 → \u2068a\u2069: 1.000"
+    assert found["note"] == "mean of the last layer: each row shows where the model looked; some is left out"
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no Node here")
@@ -99,12 +131,25 @@ def test_a_click_asks_for_what_is_shown_and_not_for_what_the_form_holds() -> Non
     assert found["pressed"] == [True, False]
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node here")
+def test_a_request_ends_the_one_before_and_a_held_key_sends_one() -> None:
+    found = _done(REPEATED)
+    assert found["aborted"] == [True, False]
+    assert found["states"] == ["translating…", "translating…", ""]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node here")
+def test_a_link_brings_its_text() -> None:
+    assert _done(LINKED) == [["100%", True], ["50% of it", True]]
+
+
 TYPED = """
 new Promise(done => {
   const text = document.getElementById("text"), found = document.getElementById("found");
   text.value = %s;
   document.getElementById("form").requestSubmit();
-  const look = () => asked > answered ? setTimeout(look, 20) : setTimeout(() => done(document.body.innerText), 50);
+  const busy = () => document.getElementById("state").textContent;
+  const look = () => busy() ? setTimeout(look, 20) : setTimeout(() => done(document.body.innerText), 50);
   look();
 })
 """
@@ -113,11 +158,6 @@ new Promise(done => {
   const look = () => document.getElementById("direction").options.length ? done() : setTimeout(look, 20);
   look();
 })
-"""
-COUNTED = """
-var answered = 0;
-const request_ = request;
-request = async (...values) => { await request_(...values); answered += 1; };
 """
 
 
@@ -128,7 +168,6 @@ def test_nothing_is_visible_that_belongs_to_an_earlier_text(tmp_path: Path) -> N
     with served(service, ServingLimits(wait=0, characters=50)) as port, browser(tmp_path / "browser") as page:
         page.open(f"http://127.0.0.1:{port}/")
         page.run(READY)
-        page.run(COUNTED)
         for text, visible in (
             ("The old dog.", {"Hypotheses", "Attention"}),
             ("The old dog.\nA cat.", {"Translation"}),

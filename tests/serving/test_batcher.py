@@ -1,16 +1,19 @@
 """Batches of requests: who is decoded together, who waits, and what is stopped."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from mtkit.serving.app import make_app
 from mtkit.serving.batcher import Batcher, ServingLimits
+from mtkit.serving.service import TranslationJob
 from tests.serving.slow import Slow, ask
 
 
@@ -25,15 +28,35 @@ def test_requests_that_arrive_together_are_decoded_together() -> None:
     assert sum(service.batches) == 8
 
 
+def test_a_request_that_takes_long_to_split_delays_no_other() -> None:
+    started, go = threading.Event(), threading.Event()
+
+    class Splitting(Slow):
+        def jobs(self, *strings: Any, **how: Any) -> list[TranslationJob]:
+            started.set()
+            go.wait(10)
+            return super().jobs(*strings, **how)
+
+    service = Splitting()
+    service.go.set()
+    with TestClient(make_app(service)) as client, ThreadPoolExecutor(2) as pool:  # type: ignore[arg-type]
+        long = pool.submit(ask, client, "ab")
+        assert started.wait(5)
+        assert pool.submit(client.get, "/health").result(5).status_code == 200
+        assert not long.done()
+        go.set()
+        assert long.result().json() == {"translatedText": "ba"}
+
+
 def test_one_bad_request_fails_alone() -> None:
     service = Slow()
     service.go.set()
-    limits = ServingLimits(wait=300, pieces=3)
-    with TestClient(make_app(service, limits)) as client, ThreadPoolExecutor(3) as pool:  # type: ignore[arg-type]
+    app = make_app(service, ServingLimits(wait=300, pieces=3))  # type: ignore[arg-type]
+    with TestClient(app, raise_server_exceptions=False) as client, ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda text: ask(client, text), ["ab", "bad", "cd"]))
     assert [each.status_code for each in found] == [200, 500, 200]
     assert [each.json().get("translatedText") for each in found] == ["ba", None, "dc"]
-    assert found[1].json() == {"error": "this is bad"}
+    assert found[1].json() == {"error": "the translation failed; the server's log has the reason"}
 
 
 def test_a_full_queue_and_a_late_answer_are_said() -> None:

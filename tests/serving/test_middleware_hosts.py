@@ -5,6 +5,7 @@ import socket
 import pytest
 from fastapi.testclient import TestClient
 
+from mtkit.errors import MtkitError
 from mtkit.serving.app import make_app
 from mtkit.serving.middleware import Hosts
 from tests.serving.slow import Slow
@@ -24,7 +25,11 @@ from tests.serving.slow import Slow
         (("127.0.0.1", "127.0.0.1"), "[", False),
         (("127.0.0.1", "127.0.0.1", ["Mine.Example"]), "mine.example:443", True),
         (("127.0.0.1", "127.0.0.1", ["mine.example"]), "elsewhere.example", False),
-        (("127.0.0.1", "127.0.0.1", [""]), "", False),
+        (("127.0.0.1", "127.0.0.1", ["mt.example:8443"]), "mt.example:443", True),
+        (("127.0.0.1", "127.0.0.1", ["https://mt.example/"]), "mt.example:443", True),
+        (("127.0.0.1", "127.0.0.1", ["München.example"]), "xn--mnchen-3ya.example", True),
+        (("127.0.0.1", "127.0.0.1", ["2001:db8::1"]), "[2001:db8::1]:5000", True),
+        (("127.0.0.1", "127.0.0.1", ["[2001:db8::1]:5000"]), "[2001:db8::1]", True),
         (("127.0.0.1", "127.0.0.1", ["*"]), "elsewhere.example", True),
         (("server.example", "10.1.2.3"), "server.example:5000", True),
         (("server.example", "10.1.2.3"), "10.1.2.3:5000", True),
@@ -41,6 +46,18 @@ def test_a_server_is_called_by_its_own_names(listens: tuple[str, ...], header: s
     address = f"[{listens[1]}]" if ":" in listens[1] else listens[1]
     assert (hosts.refusal({"host": address, "origin": f"http://{header}"}) is None) == taken
     assert hosts.refusal({}) is None
+
+
+@pytest.mark.parametrize("name", ["", "a b", "*.mt.example", "ü..x", "ü" * 70, "http://"])
+def test_what_no_client_can_send_is_no_name(name: str) -> None:
+    with pytest.raises(MtkitError, match="is no host name"):
+        Hosts("127.0.0.1", "127.0.0.1", [name])
+
+
+def test_pages_without_an_origin_may_be_allowed() -> None:
+    headers = {"host": "127.0.0.1", "origin": "null"}
+    assert Hosts("127.0.0.1", "127.0.0.1").refusal(headers)
+    assert Hosts("127.0.0.1", "127.0.0.1", ["null"]).refusal(headers) is None
 
 
 def test_a_request_of_another_site_is_refused() -> None:

@@ -21,8 +21,7 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from mtkit.errors import MtkitError
-from mtkit.serving.batcher import ServingLimits
-from mtkit.serving.server import serve
+from mtkit.serving.server import listen
 from tests.decoding.trained import make_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -139,15 +138,10 @@ def test_a_taken_port_is_said(run: Path) -> None:
         assert done.stderr.count("\n") == 1
 
 
-def test_no_such_host_is_said() -> None:
-    class Nothing:
-        directions = ("en-de",)
-
-        def work(self, jobs: object) -> None:
-            """Nothing."""
-
-    with pytest.raises(MtkitError, match="cannot serve at nowhere"):
-        serve(Nothing(), ServingLimits(), host="nowhere.invalid", port=0, say=print)  # type: ignore[arg-type]
+@pytest.mark.parametrize("host", ["nowhere.invalid", "ü..x", "ü" * 70])
+def test_no_such_host_is_said(host: str) -> None:
+    with pytest.raises(MtkitError, match=f"cannot serve at {host}, port 0: [^;]"):
+        listen(host, 0)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")

@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
+from mtkit.errors import MtkitError
 from mtkit.serving import server
 from mtkit.serving.batcher import ServingLimits
 from mtkit.serving.middleware import Entrance, ServingMetrics
@@ -123,15 +124,16 @@ def test_the_log_has_a_line_per_fault(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("of this test")
     logger.addFilter(BriefLog())
     for _ in range(3):
-        for error in (OSError(errno.EMFILE, "Too many open files"), ValueError("a bug")):
+        for error in (OSError(errno.EMFILE, "Too many open files"), MtkitError("x is damaged"), ValueError("a bug")):
             logger.error("accept failed\nsocket: x", exc_info=error)
         logger.warning("Invalid HTTP request received.")
     assert [record.getMessage() for record in caplog.records] == [
         "accept failed: [Errno 24] Too many open files",
+        "accept failed: x is damaged",
         "accept failed\nsocket: x",
         "Invalid HTTP request received.",
     ]
-    assert [bool(record.exc_info) for record in caplog.records] == [False, True, False]
+    assert [bool(record.exc_info) for record in caplog.records] == [False, False, True, False]
 
 
 def test_a_client_that_sends_far_too_much_reads_why_it_is_refused() -> None:

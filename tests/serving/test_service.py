@@ -2,7 +2,6 @@
 
 import re
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,9 +91,25 @@ def test_parts_of_a_string_have_draws_of_their_own(translator: Translator, html:
     assert len({*re.split("\n|<p>", found[0][0])}) > 4
 
 
-def test_strings_are_documents_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(tmp_path, documents=60).run
-    translator = Translator([run], run.recipe.decoding.model_copy(update={"method": "greedy", "max_pieces": 6}))
+@pytest.fixture(scope="module")
+def of_documents(tmp_path_factory: pytest.TempPathFactory) -> Translator:
+    run = make_run(tmp_path_factory.mktemp("documents"), documents=60).run
+    return Translator([run], run.recipe.decoding.model_copy(update={"method": "greedy", "max_pieces": 6}))
+
+
+def test_a_long_line_parts_the_document_and_no_more(of_documents: Translator) -> None:
+    service, short, long = Service(of_documents), "A dog.\n\nA cat.\n", "The dog sees a tree. " * 9 + "\n"
+    found = [part for job in service.jobs([short + long + short], "en-de", 1, 40) for part in job.parts]
+    assert (found[0].text, found[-1].text) == (short, short)
+    assert len(found) > 3
+    assert [part.first for part in found] == [0, *range(3, len(found) + 2)]
+    page = f"<p>{short}<p>{long}<p>A cat."
+    assert len(service.jobs([page], "en-de", 1, 40, html=True)) == 1
+    assert len(service.jobs([page], "en-de", 2, 40, html=True)) > 1
+
+
+def test_strings_are_documents_of_their_own(of_documents: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = of_documents
     documents: list[Any] = []
     source = translator.source
 
@@ -119,10 +134,22 @@ def test_more_weights_than_a_page_can_hold_are_left_out(
 ) -> None:
     look = AttentionJob("a dog", "en-de", 1, 0, size=3)
     whole = Service(translator).work([look])[0]
-    assert list(whole["roles"]) == ["cross", "encoder", "decoder"]
-    cross = sum(len(head) * len(head[0]) for layer in whole["roles"]["cross"] for head in layer["heads"])
-    monkeypatch.setattr("mtkit.serving.service.MOST_WEIGHTS", cross)
-    assert list(Service(translator).work([look])[0]["roles"]) == ["cross"]
+    assert (list(whole["roles"]), "note" in whole) == (["cross", "encoder", "decoder"], False)
+    counts = {
+        role: sum(len(head) * len(head[0]) for layer in layers for head in layer["heads"])
+        for role, layers in whole["roles"].items()
+    }
+    assert counts["encoder"] < counts["cross"]
+    for most, left in (
+        (counts["cross"], ["cross"]),
+        (counts["encoder"], ["encoder"]),  # a role that is left out takes no room
+    ):
+        monkeypatch.setattr("mtkit.serving.service.MOST_WEIGHTS", most)
+        shown = Service(translator).work([look])[0]
+        assert (list(shown["roles"]), shown["note"]) == (
+            left,
+            f"some attention is left out; an answer has at most {most} weights",
+        )
 
 
 HTML = "<p>A <b>small</b> dog <i>sees &amp; finds</i> the tree.</p>\n<script>a < b</script><p>A <a href='x'>house</a>."
