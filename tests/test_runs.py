@@ -15,7 +15,7 @@ from mtkit import runs
 from mtkit.errors import MtkitError, RunError
 from mtkit.model.build import build_model
 from mtkit.recipe import load_recipe
-from mtkit.runs import FORMAT, Run, find_run, find_runs, named_run, run_folder
+from mtkit.runs import FORMAT, Run, can_resume, find_run, find_runs, named_run, run_folder
 from mtkit.storage.files import digest
 from mtkit.storage.weights import load_weights, read_tensors
 from tests.damage import check_damages
@@ -176,6 +176,14 @@ def test_an_unknown_checkpoint_lists_those_there(run: Path) -> None:
         find_run(name="one").checkpoint("average")
     with pytest.raises(RunError, match=r"'latest' \(did you mean 'last'\?\); it has: update-00000010"):
         find_run(name="one").checkpoint("latest")
+
+
+def test_a_copy_of_a_checkpoint_with_another_name_is_not_a_checkpoint(run: Path) -> None:
+    (run / "checkpoints" / "update-00000010-backup").mkdir()
+    assert Run(run).checkpoint("last").name == "update-00000010"
+    assert can_resume(run)
+    (run / "checkpoints" / "update-00000010").rename(run / "checkpoints" / "update-old")
+    assert not can_resume(run)
 
 
 @pytest.mark.parametrize(("weights", "name"), [({"weight": torch.zeros(2, 3)}, "bias"), ({}, "bias")])

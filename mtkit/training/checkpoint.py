@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
 from mtkit.recipe.settings import BestBy
-from mtkit.runs import BASE
+from mtkit.runs import BASE, checkpoint_folders
 from mtkit.storage.files import (
     digest,
     inside,
@@ -95,7 +95,7 @@ class Checkpoints:
 
     def all(self) -> list[Path]:
         """Return the checkpoint folders in order of their updates. Raises: MtkitError if one is a link."""
-        return sorted(inside(self.folder, path.name) for path in self.folder.glob("update-*") if path.is_dir())
+        return [inside(self.folder, path.name) for path in checkpoint_folders(self.folder.parent)]
 
     def last(self) -> Path | None:
         """Return the latest checkpoint, from which training resumes; None without one."""

@@ -23,7 +23,7 @@ from mtkit.model.initial_embeddings import InitialEmbeddings, load_embeddings
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
 from mtkit.recipe.settings import LIMITS
-from mtkit.runs import FORMAT, Origin, Run, can_resume
+from mtkit.runs import FORMAT, Origin, Run, can_resume, checkpoint_folders
 from mtkit.storage.files import WriteError, inside, locked, write_json, write_text, writing
 from mtkit.storage.outputs import FILES_OF_RUNS
 from mtkit.storage.records import read_object
@@ -126,7 +126,7 @@ def open_folder(
         about["origins"] = ancestors(begun)
         about |= {name: begun.about.get(name) for name in MEASURED if name in begun.about}
         commands = [*begun.about.get("commands", []), shlex.join(command)]
-    elif any((folder / "checkpoints").glob("update-*")):
+    elif checkpoint_folders(folder):
         raise RunError(
             f"{folder} has checkpoints, but no run.json; put it back, "
             f"choose another --name, or remove {folder / 'checkpoints'}"
