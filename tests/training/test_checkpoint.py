@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import resource
 import shutil
 from pathlib import Path
@@ -258,6 +260,23 @@ def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:
         "base",
         "update-00000001",
     ]
+
+
+def test_a_file_that_cannot_be_removed_yet_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
+    save(checkpoints, 1)
+
+    def busy(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", busy)
+        save(checkpoints, 2)
+        checkpoints.clean()
+    assert kept(checkpoints) == [2]
+    (checkpoints.folder / ".update-00000001.old" / ".nfs0001").touch()
+    checkpoints.clean()
+    assert not (checkpoints.folder / ".update-00000001.old").exists()
 
 
 @pytest.fixture
