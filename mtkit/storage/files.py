@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -68,8 +68,20 @@ def inside(folder: Path, *names: str) -> Path:
 
 def is_device(path: Path) -> bool:
     """Return whether the path is a device or a pipe, which no file may replace; /dev/stdout always counts as one."""
-    descriptor = str(path) in ("/dev/stdout", "/dev/stderr") or path.parts[:3] == ("/", "dev", "fd")
-    return path.exists() and (descriptor or not (path.is_file() or path.is_dir()))
+    return path.exists() and (_descriptor(path) is not None or not (path.is_file() or path.is_dir()))
+
+
+def open_device(path: Path) -> BinaryIO:
+    """Open a device or a pipe to write. The file behind /dev/stdout is continued: opening its name would empty it."""
+    descriptor = _descriptor(path)
+    return path.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return the file descriptor that /dev/stdout, /dev/stderr or /dev/fd/N names; None for another path."""
+    name = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}.get(str(path), str(path))
+    match = re.fullmatch(r"/dev/fd/([0-9]+)", name)
+    return None if match is None else int(match[1])
 
 
 @contextmanager
@@ -87,7 +99,7 @@ def writing(path: Path) -> Iterator[Path]:
         if is_device(path):
             with TemporaryDirectory() as folder:
                 yield (temporary := Path(folder) / place.name)
-                with temporary.open("rb") as content, path.open("wb") as device:
+                with temporary.open("rb") as content, open_device(path) as device:
                     shutil.copyfileobj(content, device)
             return
         place.parent.mkdir(parents=True, exist_ok=True)

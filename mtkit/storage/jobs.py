@@ -32,6 +32,7 @@ from mtkit.storage.files import (
     is_device,
     json_text,
     locked,
+    open_device,
     packed,
     write_json,
     writing,
@@ -217,8 +218,8 @@ def _opened(output: Path | BinaryIO, stack: ExitStack) -> BinaryIO:
     """The output as a stream, until the stack ends."""
     if not isinstance(output, Path):
         return output
-    path = output if is_device(output) else stack.enter_context(writing(output))
-    file = stack.enter_context(path.open("wb"))
+    opened = open_device(output) if is_device(output) else stack.enter_context(writing(output)).open("wb")
+    file = stack.enter_context(opened)
     if output.suffix == ".gz":
         return cast(BinaryIO, stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0)))
     return file

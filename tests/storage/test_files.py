@@ -23,6 +23,7 @@ from mtkit.storage.files import (
     check_writable,
     digest,
     inside,
+    is_device,
     json_text,
     locked,
     write_json,
@@ -306,6 +307,17 @@ def test_a_device_gets_the_content_and_stays(tmp_path: Path) -> None:
     assert os.read(reading, 100) == b"words"
     os.close(reading)
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_the_file_behind_a_stream_is_continued(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        log.write("before\n")
+        log.flush()
+        write_text(Path(f"/dev/fd/{log.fileno()}"), "text\n")
+        log.write("after\n")
+    assert (tmp_path / "log").read_text() == "before\ntext\nafter\n"
+    assert is_device(Path("/dev/stdout"))
+    assert not is_device(Path("/dev/fd"))
 
 
 def test_text_with_a_name_that_ends_in_gz_is_packed(tmp_path: Path) -> None:

@@ -280,6 +280,14 @@ def test_a_file_a_pipe_and_a_stream_get_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "pipe").is_fifo()
 
 
+def test_the_file_behind_a_stream_is_continued(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        log.write("before\n")
+        log.flush()
+        write(items(1), Worker(), [Path(f"/dev/fd/{log.fileno()}")])
+    assert (tmp_path / "log").read_bytes() == b"before\n" + expected(items(1))
+
+
 def test_a_body_that_stops_early_completes_nothing(out: Path) -> None:
     with open_job([out], {"about": 1}, Notes(), say=list[object]().append) as job:
         for chunk in job.todo(chunks_of(items(47), None, 10), list[object]().append):
