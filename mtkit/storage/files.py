@@ -270,7 +270,7 @@ def _locked_folder(path: Path) -> Iterator[Path]:
         while True:
             folder = path.with_name(f".{path.name}.{token_hex(8)}.tmp")
             folder.mkdir()
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, FileExistsError):  # the latter if it is removed while it is made again
                 if _acquired(_lock_of(folder, path), stack):
                     break
             # another process removed the folder before it was locked
@@ -283,7 +283,7 @@ def _clear_after_kills(path: Path) -> None:
     for leftover in path.parent.iterdir():
         if not is_leftover(leftover, path):
             continue
-        with ExitStack() as stack, suppress(FileNotFoundError):  # a live process has just finished
+        with ExitStack() as stack, suppress(FileNotFoundError, FileExistsError):  # a live process has just finished
             if _acquired(_lock_of(leftover, path), stack, without=False):
                 remove_leftover(leftover, path)
 

@@ -7,13 +7,16 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from mtkit.errors import MtkitError
 from mtkit.storage import files
@@ -212,6 +215,27 @@ def test_what_others_are_writing_and_have_written_stays(tmp_path: Path) -> None:
         assert (tmp_path / "data").read_text() == "two"
     assert (tmp_path / "data").read_text() == "one"
     assert sorted(tmp_path.iterdir()) == sorted([*beside, tmp_path / "data"])
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, FileExistsError])
+def test_a_temporary_folder_may_go_while_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    """filelock makes a missing folder, which fails with the second error if it comes and goes meanwhile."""
+    left = tmp_path / f".file.txt.{'0' * 16}.tmp"
+    left.mkdir()
+    acquired, errors = files._acquired, [error(), error()]
+
+    def racing(lock: FileLock, *arguments: Any, **options: Any) -> bool:
+        if errors:
+            shutil.rmtree(Path(lock.lock_file).parent)
+            raise errors.pop()
+        return acquired(lock, *arguments, **options)
+
+    monkeypatch.setattr(files, "_acquired", racing)
+    write_text(tmp_path / "file.txt", "words")
+    assert not errors
+    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:
