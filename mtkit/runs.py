@@ -26,7 +26,7 @@ from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
 from mtkit.data.lengths import Lengths
-from mtkit.errors import RecipeError, RunError, did_you_mean, shown
+from mtkit.errors import RecipeError, RunError, check_utf8, did_you_mean, shown
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.recipe.file import read_settings
 from mtkit.recipe.settings import RUNS, run_folder_of
@@ -294,7 +294,8 @@ def run_folder(name: str) -> Path:
 def find_run(folder: Path | None = None, name: str | None = None) -> Run:
     """Find the run in `folder`, else the run of this name in ./mtkit-runs, else the latest run there.
 
-    Raises: RunError if there is none, with the command to type, and if both are given.
+    Raises: RunError if there is none, with the command to type, and if both are given; MtkitError for a name that is
+    not UTF-8.
     """
     if folder is not None:
         if name is not None:
@@ -311,6 +312,7 @@ def find_run(folder: Path | None = None, name: str | None = None) -> Run:
             hint = did_you_mean(name, names)
             raise RunError(f"no run {shown(name)} under {RUNS}{hint}; there are: {', '.join(names)}")
         run = Run(RUNS / name) if name is not None else Run(_latest(runs))
+    check_utf8(str(run.folder))
     assert run.about
     return run
 

@@ -51,6 +51,12 @@ def test_a_run_is_found_by_folder_name_or_age(run: Path) -> None:
         find_run(folder=run, name="one")
 
 
+def test_a_run_whose_name_is_not_utf_8_is_refused_by_it(run: Path) -> None:
+    run.rename(run.with_name(os.fsdecode(b"one\xff")))
+    with pytest.raises(MtkitError, match=r"one\? is not UTF-8; rename that file, or give a link to it"):
+        find_run()
+
+
 def test_several_runs_are_found_by_folders_and_names(run: Path) -> None:
     folders = [each.folder for each in find_runs([run], ["one", "one"])]
     assert folders == [run] * 3
