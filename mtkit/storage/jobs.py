@@ -117,6 +117,8 @@ class _FileJob(Job[N]):
     def __init__(self, paths: Sequence[Path], files: Sequence[BinaryIO], journal: Journal, notes: N, say: Say) -> None:
         super().__init__(files, notes)
         self._paths, self._journal, self._say = paths, journal, say
+        self._valid: tuple[int, Sequence[int]] | None = None
+        """Sizes of the journal and of the outputs up to the last valid chunk; None once nothing follows it."""
         self.complete = False
 
     def todo(self, chunks: Iterable[Chunk], on_skip: Callable[[int], object]) -> Iterator[Chunk]:
@@ -134,16 +136,15 @@ class _FileJob(Job[N]):
                 break
             end, last = place, done
             on_skip(len(chunk.items))
-        self._journal.keep(end)
+        self._valid = end, last.ends if last else [0] * len(self.streams)
         if last is not None:
             self.notes = type(self.notes).restored(last.notes)
-        for file, size in zip(self.streams, last.ends if last else [0] * len(self.streams), strict=True):
-            file.truncate(size)
         yield from unfinished
         yield from chunks
         self.complete = True
 
     def write(self, chunk: Chunk, outputs: Sequence[Iterable[str]], notes: N) -> None:
+        self._drop_invalid()
         self.notes += notes
         for file, path, lines in zip(self.streams, self._paths, outputs, strict=True):
             file.write(packed(path, _bytes(lines)))
@@ -153,6 +154,7 @@ class _FileJob(Job[N]):
 
     def finish(self) -> None:
         """Rename the unfinished files; the first one last, as it shows that all are complete."""
+        self._drop_invalid()
         if not any(self._sizes()):
             for file, path in zip(self.streams, self._paths, strict=True):
                 file.write(packed(path, b""))  # a gzip file without a member is damaged
@@ -160,6 +162,15 @@ class _FileJob(Job[N]):
         for file, path in reversed([*zip(self.streams, self._paths, strict=True)]):
             finish(Path(file.name), path)
         self._journal.keep(0)
+
+    def _drop_invalid(self) -> None:
+        """Drop what follows the last valid chunk; an interruption before the next one is complete leaves it."""
+        if self._valid is not None:
+            end, sizes = self._valid
+            for file, size in zip(self.streams, sizes, strict=True):
+                file.truncate(size)
+            self._journal.keep(end)
+            self._valid = None
 
     def _sizes(self) -> tuple[int, ...]:
         return tuple(os.fstat(file.fileno()).st_size for file in self.streams)

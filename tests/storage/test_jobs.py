@@ -159,6 +159,16 @@ def test_other_settings_and_damaged_records_begin_anew(out: Path, damage: str) -
     assert out.read_bytes() == expected(items(47))
 
 
+def test_an_interruption_before_the_first_new_chunk_loses_no_old_one(out: Path) -> None:
+    killed(out, items(47), at=35)
+    with pytest.raises(KilledError):
+        run(out, items(47), Worker(5), about=2)
+    with pytest.raises(KilledError):
+        run(out, items(47, changed=14), Worker(15))
+    assert run(out, items(47), Worker())[1] == 30
+    assert out.read_bytes() == expected(items(47))
+
+
 def record_of(out: Path) -> Path:
     return out.with_name("out.txt.partial.jsonl")
 
