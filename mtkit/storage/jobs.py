@@ -245,10 +245,11 @@ def _check_unfinished(paths: Sequence[Path], partials: Sequence[Path], record: P
     for path in paths:
         if path.is_dir():
             raise MtkitError(f"{path} is a folder; give the name of a file to write")
+    is_ours = record.is_file() and is_journal(record)
     for partial in partials:
-        if partial.exists() and not (partial.is_file() and (record.is_file() or not partial.stat().st_size)):
+        if partial.exists() and not (partial.is_file() and (is_ours or not partial.stat().st_size)):
             raise MtkitError(f"{partial} exists without a record of mtkit in {record.name}; move it away")
-    if record.exists() and not (record.is_file() and (partials[0].exists() or is_journal(record))):
+    if record.exists() and not (is_ours or (record.is_file() and partials[0].exists())):
         raise MtkitError(f"{record} is not a record of mtkit; move it away")
 
 
