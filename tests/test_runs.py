@@ -135,7 +135,7 @@ def test_weights_of_another_account_are_refused_by_the_reason(run: Path, monkeyp
 
 def test_a_run_of_another_version_is_refused(run: Path) -> None:
     (run / "run.json").write_text(json.dumps({"format": FORMAT + 1, "mtkit": "9.9"}))
-    with pytest.raises(RunError, match=r"mtkit 9\.9"):
+    with pytest.raises(RunError, match=r"mtkit '9\.9'"):
         find_run(name="one")
     (run / "run.json").write_text("{")
     with pytest.raises(RunError, match="damaged"):

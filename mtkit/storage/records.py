@@ -126,7 +126,7 @@ def _check_version(path: Path, text: bytes, version: int, advice: str, error: ty
         return  # the validation raises
     written = content.get("format", version) if isinstance(content, dict) else version
     if written != version:
-        writer = f", as mtkit {content['mtkit']} writes it" if "mtkit" in content else ""
+        writer = f", as mtkit {shown(content['mtkit'])} writes it" if "mtkit" in content else ""
         raise error(
             f"{path} has format {shown(written)}{writer}; this mtkit reads format {version}: use that version, or "
             f"{advice}"
