@@ -203,14 +203,15 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
 
 def json_text(content: Any, **style: Any) -> str:
     """Format JSON; NaN and infinities, which JSON lacks, become null. `style` has options of json.dumps."""
-    return json.dumps(_finite(content), allow_nan=False, default=str, **style)
+    return json.dumps(finite(content), allow_nan=False, default=str, **style)
 
 
-def _finite(content: Any) -> Any:
+def finite(content: Any) -> Any:
+    """Replace NaN and infinities, also in lists and mappings, by None."""
     if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
+        return {key: finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
+        return [finite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 

@@ -19,6 +19,9 @@ T = TypeVar("T")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """Integer from 0."""
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+"""Number that is neither NaN nor infinite."""
+
 LARGEST, LARGEST_LINES = 64 << 20, 1 << 30
 """Maximum bytes of a JSON file, and of a JSON lines file: larger files are damaged, or not mtkit's."""
 
