@@ -58,13 +58,15 @@ def read_stored(
 
 
 def read_stored_lines(path: Path, kind: type[T], advice: str, *, error: type[MtkitError] = MtkitError) -> Iterator[T]:
-    """Read the lines of a JSON lines file, like `read_stored`; a damaged last line, cut by a kill, is left out.
+    """Read the lines of a JSON lines file, like `read_stored`; blank lines and a last line cut by a kill are left out.
 
     A file whose name ends in .gz is decompressed.
     """
     adapter = TypeAdapter(kind)
     lines = _read(path, advice, error, LARGEST_LINES).rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             adapter.validate_json(line, strict=True)
             yield from_json(line)  # keeps the order of the keys

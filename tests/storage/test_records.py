@@ -97,6 +97,8 @@ def test_only_the_last_line_may_be_cut_short(tmp_path: Path) -> None:
     assert len(lines()) == 2
     path.write_text("")
     assert lines() == []
+    path.write_text(f"\n{WHOLE}\n\n \r\n{WHOLE}\n")
+    assert len(lines()) == 2
     path.write_text(f"{WHOLE}\n{WHOLE[:20]}\n{WHOLE}\n")
     with pytest.raises(Exception, match=rf"{path}, line 2, is damaged .*take the line out"):
         lines()
