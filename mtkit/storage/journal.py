@@ -44,7 +44,9 @@ class Journal(AbstractContextManager["Journal"]):
         """The reason why nothing in it is valid; None if something is, or if it is new."""
         if head not in (self._head, b""):
             known = _is_head(head)
-            self.problem = "was made with another model or other settings" if known else "has no record that can be read"
+            self.problem = (
+                "was made with another model or other settings" if known else "has no record that can be read"
+            )
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
