@@ -117,10 +117,7 @@ def writing(path: Path) -> Iterator[Path]:
                     _sync(file)
             if place.is_dir() and temporary.is_dir():
                 place.rename(folder_of_temporary / f"{place.name}.replaced")
-                temporary.rename(place)
-            else:
-                temporary.replace(place)
-            _sync(place.parent)
+            finish(temporary, place)
     except BrokenPipeError:
         raise  # raised in the block, not for this file
     except IsADirectoryError as error:
@@ -174,7 +171,12 @@ def packed(path: Path, content: bytes) -> bytes:
 
 
 def finish(partial: Path, path: Path) -> None:
-    """Rename a complete, synced file to its final name. Raises: OSError."""
+    """Rename a complete, synced file or folder to its final name; a file keeps the mode of the old one.
+
+    Raises: OSError.
+    """
+    if path.is_file() and partial.is_file():
+        shutil.copymode(path, partial)
     partial.replace(path)
     _sync(path.parent)
 

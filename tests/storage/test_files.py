@@ -55,6 +55,14 @@ def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
+def test_a_file_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    write_text(path, "old")
+    path.chmod(0o640)
+    write_text(path, "new")
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(MtkitError, match=r"cannot write .*file\.json.*No space left"), writing(tmp_path / "file.json"):
         raise OSError(errno.ENOSPC, "No space left on device")
