@@ -263,6 +263,10 @@ def remove_leftover(leftover: Path, path: Path) -> None:
     replaced = leftover / f"{path.name}.replaced"
     if replaced.exists() and not path.exists():
         replaced.rename(path)
+    with suppress(OSError):  # the lock goes last: without it, what a kill leaves would not be a leftover
+        for content in leftover.iterdir():
+            if content.name != f"{path.name}.lock":
+                shutil.rmtree(content) if content.is_dir() else content.unlink()
     shutil.rmtree(leftover, ignore_errors=True)
 
 

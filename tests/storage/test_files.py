@@ -27,6 +27,7 @@ from mtkit.storage.files import (
     digest,
     inside,
     is_device,
+    is_leftover,
     json_text,
     locked,
     write_json,
@@ -209,6 +210,20 @@ def test_a_folder_that_was_being_replaced_comes_back(tmp_path: Path) -> None:
         raise KeyError
     assert list(folder.iterdir()) == [folder / "old"]
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_leftover_loses_its_lock_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, left = tmp_path / "file.txt", tmp_path / f".file.txt.{'0' * 16}.tmp"
+    (left / "folder").mkdir(parents=True)
+    for name in ("file.txt", "file.txt.lock", "folder/file"):
+        (left / name).touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda folder, **_: None)
+        files.remove_leftover(left, path)
+    assert is_leftover(left, path)
+    assert not (left / "file.txt").exists()
+    files.remove_leftover(left, path)
+    assert not left.exists()
 
 
 def test_what_others_are_writing_and_have_written_stays(tmp_path: Path) -> None:
