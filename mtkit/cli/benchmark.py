@@ -192,7 +192,8 @@ def decode(
 
     Reports segments/s from text to text, BLEU, and the share of the ceiling: the speed that the measured rate of matrix
     products allows for the model's operations. Other programs translate with the same weights in turns, each at the
-    fastest of several batch sizes. The side must have the same text in all runs' data, prepared in any way.
+    fastest of several batch sizes; one that fails is reported and left out. The side must have the same text in all
+    runs' data, prepared in any way.
 
     \b
     Examples:
