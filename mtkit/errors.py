@@ -1,7 +1,10 @@
 """The errors that a user can cause; `mtkit.cli.app` prints each as one line and exits with code 2."""
 
 import errno
+import os
 import re
+import sys
+from contextlib import suppress
 
 
 class MtkitError(Exception):
@@ -27,6 +30,19 @@ class DiffersError(DataError, RunError):
         """`what` describes the difference; `advice` names the remedy for the command that makes such a folder."""
         super().__init__(f"{what}; {advice}")
         self.what = what
+
+
+def check_utf8(name: str) -> None:
+    """Raises: MtkitError for a file name that is not UTF-8, which records and messages could not contain."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        printed = name.encode(errors="replace").decode()
+        with suppress(UnicodeDecodeError):
+            os.fsencode(name).decode()
+            encoding = sys.getfilesystemencoding()
+            raise MtkitError(f"{printed} is UTF-8, and Python reads names as {encoding}; set LC_ALL=C.UTF-8") from error
+        raise MtkitError(f"{printed} is not UTF-8; rename that file, or give a link to it") from error
 
 
 LONGEST = 80

@@ -13,6 +13,7 @@ ctranslate2/         checkpoints in CTranslate2's format, if `translate` has con
 metrics.jsonl, curves.png, translations/
 """
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
 from mtkit.data.lengths import Lengths
-from mtkit.errors import RecipeError, RunError, did_you_mean, shown
+from mtkit.errors import RecipeError, RunError, check_utf8, did_you_mean, shown
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.recipe.file import read_settings
 from mtkit.recipe.settings import RUNS, run_folder_of
@@ -219,7 +220,7 @@ class Run:
             best, advice = self.folder / "best.json", "remove that file, and the last checkpoint counts as the best"
             which = read_stored(best, Best, advice, error=RunError)["checkpoint"] if best.exists() else "last"
         # listed after best.json is read: a running training adds checkpoints
-        names = sorted(path.name for path in folder.glob("update-*") if path.is_dir())
+        names = [path.name for path in checkpoint_folders(self.folder)]
         if which == "last":
             which = names[-1] if names else "last"
         if which not in names and not (which == "average" and (folder / which).is_dir()):
@@ -293,7 +294,8 @@ def run_folder(name: str) -> Path:
 def find_run(folder: Path | None = None, name: str | None = None) -> Run:
     """Find the run in `folder`, else the run of this name in ./mtkit-runs, else the latest run there.
 
-    Raises: RunError if there is none, with the command to type, and if both are given.
+    Raises: RunError if there is none, with the command to type, and if both are given; MtkitError for a name that is
+    not UTF-8.
     """
     if folder is not None:
         if name is not None:
@@ -310,13 +312,20 @@ def find_run(folder: Path | None = None, name: str | None = None) -> Run:
             hint = did_you_mean(name, names)
             raise RunError(f"no run {shown(name)} under {RUNS}{hint}; there are: {', '.join(names)}")
         run = Run(RUNS / name) if name is not None else Run(_latest(runs))
+    check_utf8(str(run.folder))
     assert run.about
     return run
 
 
+def checkpoint_folders(run: Path) -> list[Path]:
+    """Return the checkpoints of a run in order of their updates; a user's copy, of another name, is not one."""
+    folders = (run / "checkpoints").glob("update-*")
+    return sorted(path for path in folders if re.fullmatch(r"update-[0-9]{8,}", path.name) and path.is_dir())
+
+
 def can_resume(folder: Path) -> bool:
     """Return whether the folder has a run to resume: one with a checkpoint."""
-    return (folder / "run.json").exists() and any((folder / "checkpoints").glob("update-*"))
+    return (folder / "run.json").exists() and bool(checkpoint_folders(folder))
 
 
 def resumable_folder(name: str | None) -> Path | None:

@@ -15,7 +15,7 @@ from mtkit import runs
 from mtkit.errors import MtkitError, RunError
 from mtkit.model.build import build_model
 from mtkit.recipe import load_recipe
-from mtkit.runs import FORMAT, Run, find_run, find_runs, named_run, run_folder
+from mtkit.runs import FORMAT, Run, can_resume, find_run, find_runs, named_run, run_folder
 from mtkit.storage.files import digest
 from mtkit.storage.weights import load_weights, read_tensors
 from tests.damage import check_damages
@@ -49,6 +49,12 @@ def test_a_run_is_found_by_folder_name_or_age(run: Path) -> None:
         find_run(folder=run / "nowhere")
     with pytest.raises(RunError, match="leave one of them out"):
         find_run(folder=run, name="one")
+
+
+def test_a_run_whose_name_is_not_utf_8_is_refused_by_it(run: Path) -> None:
+    run.rename(run.with_name(os.fsdecode(b"one\xff")))
+    with pytest.raises(MtkitError, match=r"one\? is not UTF-8; rename that file, or give a link to it"):
+        find_run()
 
 
 def test_several_runs_are_found_by_folders_and_names(run: Path) -> None:
@@ -129,7 +135,7 @@ def test_weights_of_another_account_are_refused_by_the_reason(run: Path, monkeyp
 
 def test_a_run_of_another_version_is_refused(run: Path) -> None:
     (run / "run.json").write_text(json.dumps({"format": FORMAT + 1, "mtkit": "9.9"}))
-    with pytest.raises(RunError, match=r"mtkit 9\.9"):
+    with pytest.raises(RunError, match=r"mtkit '9\.9'"):
         find_run(name="one")
     (run / "run.json").write_text("{")
     with pytest.raises(RunError, match="damaged"):
@@ -176,6 +182,14 @@ def test_an_unknown_checkpoint_lists_those_there(run: Path) -> None:
         find_run(name="one").checkpoint("average")
     with pytest.raises(RunError, match=r"'latest' \(did you mean 'last'\?\); it has: update-00000010"):
         find_run(name="one").checkpoint("latest")
+
+
+def test_a_copy_of_a_checkpoint_with_another_name_is_not_a_checkpoint(run: Path) -> None:
+    (run / "checkpoints" / "update-00000010-backup").mkdir()
+    assert Run(run).checkpoint("last").name == "update-00000010"
+    assert can_resume(run)
+    (run / "checkpoints" / "update-00000010").rename(run / "checkpoints" / "update-old")
+    assert not can_resume(run)
 
 
 @pytest.mark.parametrize(("weights", "name"), [({"weight": torch.zeros(2, 3)}, "bias"), ({}, "bias")])

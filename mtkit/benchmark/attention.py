@@ -122,7 +122,10 @@ def measure_attention(
     *,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Benchmark:
-    """Measure `full` and the named mechanisms in turns, so that a slow moment of the machine affects all of them.
+    """Measure `full` and the named mechanisms.
+
+    Forward and backward are measured in turns, so that a slow moment of the machine affects all of them. Steps are
+    measured once per mechanism, and their time is the mean of `STEPS` steps.
 
     `on_progress` receives the number of finished parts and of all parts. A measurement that does not fit in memory is
     omitted, with a line. If a mechanism raises another error, the others are still measured.

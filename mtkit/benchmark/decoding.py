@@ -17,7 +17,7 @@ from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import SourceLines, TrainedOn
 from mtkit.decoding.parallel import Workers, usual_batch_tokens
 from mtkit.decoding.translate import translate_lines
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, first_line
 from mtkit.evaluation.scores import score_corpus
 from mtkit.evaluation.systems import system_names
 from mtkit.model.network import Network
@@ -177,6 +177,8 @@ class DecodingBenchmark:
     """sacrebleu's signature of the BLEU scores."""
     rows: list[Measured]
     """Sorted by beam, then by run and decoder in the order of the arguments."""
+    failed: list[tuple[Measured, str]]
+    """Rows, without results, of decoders that failed at a beam, with the errors."""
 
     @property
     def beams(self) -> list[int]:
@@ -237,7 +239,8 @@ def measure_decoding(
     The other decoders of a run must agree with its first one. All models are on one device. All translations are
     scored with the first run's settings. `on_progress` receives the number of finished repeats and of all repeats.
 
-    Raises: MtkitError if there is nothing to translate, or for an invalid beam.
+    If a decoder fails, the others continue. Raises: MtkitError if there is nothing to translate, or for an invalid
+    beam; the error of a run's first decoder.
     """
     if not side.sources or not beams or min(beams) < 1 or repeats < 1:
         raise MtkitError("beams and repeats are whole numbers from 1, and there must be segments to translate")
@@ -245,31 +248,37 @@ def measure_decoding(
     runs = dict(zip(system_names(chosen), chosen, strict=True))
     decoders = [(name, decoder) for name, its in zip(runs, candidates, strict=True) for decoder in its.decoders]
     operations: dict[str, dict[int, float]] = {name: {} for name in runs}
-    rows = []
+    rows: list[Measured] = []
+    failed: list[tuple[Measured, str]] = []
     for number, beam in enumerate(dict.fromkeys(beams)):
         at_beam = [
-            Measured(name, each.program, each.arithmetic, each.shortlist, beam, lines=len(side.sources))
+            (each, Measured(name, each.program, each.arithmetic, each.shortlist, beam, lines=len(side.sources)))
             for name, each in decoders
         ]
-        total = len(beams) * (1 + repeats)
-        for (_, decoder), row in zip(decoders, at_beam, strict=True):
-            row.size = _fastest_size(decoder, side.sources, beam)
-        on_progress(number * (1 + repeats) + 1, total)
-        for turn in range(repeats):
-            for (_, decoder), row in zip(decoders, at_beam, strict=True):
-                _translate(decoder, row, side.sources)
-            on_progress(number * (1 + repeats) + 2 + turn, total)
+        for turn in range(1 + repeats):
+            for decoder, row in list(at_beam):
+                try:
+                    if turn == 0:
+                        row.size = _fastest_size(decoder, side.sources, beam)
+                    else:
+                        _translate(decoder, row, side.sources)
+                except Exception as error:
+                    if any(decoder is its.decoders[0] for its in candidates):
+                        raise
+                    at_beam.remove((decoder, row))
+                    failed.append((row, f"{type(error).__name__}: {first_line(error)}"))
+            on_progress(number * (1 + repeats) + 1 + turn, len(beams) * (1 + repeats))
+        rows += [row for _, row in at_beam]
         for name, candidate in zip(runs, candidates, strict=True):
-            first = next(row for row in at_beam if row.run == name)
+            first = next(row for _, row in at_beam if row.run == name)
             operations[name][beam] = _operations(candidate, side, first)
-        rows += at_beam
     signature = _score(candidates[0].run.recipe, side, rows)
     device = candidates[0].model.output_weight.device
     names = dict.fromkeys(["float32", *(arithmetic_of(row.arithmetic) for row in rows)])
     sizes = {size for run in runs.values() for size in (run.recipe.model.d_model, run.recipe.model.feed_forward)}
     measured = {name: product_rate(name, device, sorted(sizes)) for name in names}
     rates = {name: rate for name, rate in measured.items() if rate is not None}
-    return DecodingBenchmark(runs, side, device, repeats, rates, operations, signature, rows)
+    return DecodingBenchmark(runs, side, device, repeats, rates, operations, signature, rows, failed)
 
 
 def _fastest_size(decoder: Decoder, lines: Sequence[str], beam: int) -> int:

@@ -26,7 +26,8 @@ def table(benchmark: DecodingBenchmark) -> str:
         head += f"\n(short: only {shortlist} translations of each source piece may come, and the most frequent pieces)"
     parts = [_at_beam(benchmark, beam) for beam in benchmark.beams]
     footer = f"BLEU {benchmark.signature}\n{rates_in_words(benchmark.rates)}"
-    return "\n\n".join([head, *parts, footer, *_doubts(benchmark)])
+    failed = [f"failed: {label_of(benchmark, row)}, beam {row.beam}: {error}" for row, error in benchmark.failed]
+    return "\n\n".join([head, *parts, *failed, footer, *_doubts(benchmark)])
 
 
 def as_object(benchmark: DecodingBenchmark) -> dict[str, Any]:
@@ -49,6 +50,7 @@ def as_object(benchmark: DecodingBenchmark) -> dict[str, Any]:
             }
             for row in benchmark.rows
         ],
+        "failed": [{**asdict(row), "error": error} for row, error in benchmark.failed],
     }
 
 

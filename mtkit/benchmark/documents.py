@@ -31,6 +31,9 @@ ROLES = ("decoder", "cross")
 LAST = 50
 """Number of last pieces of a document over which the time at its end is averaged; half of a shorter document."""
 
+WARM_UP = 64
+"""Maximum pieces of the document that each model decodes first, untimed."""
+
 
 @dataclass(frozen=True)
 class DocumentSetting:
@@ -87,7 +90,7 @@ def measure_documents(
     *,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> DocumentBenchmark:
-    """Decode a batch of documents of each length with `full` and with each mechanism, in turns.
+    """Decode a batch of documents of each length with `full` and with each mechanism, in turns after a warm-up.
 
     A mechanism fills the decoder and cross roles that it supports, including extensions. `on_progress` receives the
     number of decoded batches and of all batches.
@@ -104,6 +107,8 @@ def measure_documents(
             raise MtkitError(f"{name} can play neither the decoder nor the cross role")
     options = options_of(names, setting.options)
     models = {name: _model(name, roles[name], options[name], lengths[-1], setting) for name in names}
+    for model in models.values():
+        _decode(model, _documents(min(lengths[0], WARM_UP), setting), setting)
     rows: list[MeasuredDocument] = []
     done, total = 0, len(lengths) * len(names) * setting.repeats
     for length in lengths:

@@ -49,8 +49,8 @@ def outputs(folder: Path, name: str) -> list[Path]:
 
 def write(paths: Sequence[Path], text: str, content: Mapping[str, Any], draw: Callable[[Path], object]) -> str:
     """Write the `outputs`, the picture by `draw` if matplotlib is installed; return a line with their paths."""
+    write_json(paths[1], dict(content))  # first: `outputs` recognises the files by it
     write_text(paths[0], text + "\n")
-    write_json(paths[1], dict(content))
     try:
         draw(paths[2])
     except ModuleNotFoundError:

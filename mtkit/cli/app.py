@@ -6,7 +6,6 @@ import io
 import os
 import re
 import sys
-from contextlib import suppress
 from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -14,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer import Option
 
-from mtkit.errors import MtkitError, cut, cut_words, reason
+from mtkit.errors import MtkitError, check_utf8, cut, cut_words, reason
 from mtkit.version import __version__
 
 COMMANDS = (
@@ -103,7 +102,8 @@ def main() -> None:
     """Run the command line. A user's mistake is printed as one line on standard error, with exit code 2."""
     _buffer_stdout()
     try:
-        _check_words(sys.argv)
+        for word in sys.argv:
+            check_utf8(word)
         _exit(app(prog_name="mtkit", standalone_mode=False) or 0)
     except MtkitError as error:
         _exit(2, " ".join(str(error).split()))
@@ -170,18 +170,3 @@ def _buffer_stdout() -> None:
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(raw), encoding=sys.stdout.encoding, errors=sys.stdout.errors, line_buffering=True
         )
-
-
-def _check_words(words: list[str]) -> None:
-    """Raises: MtkitError for a word that is not UTF-8, which records and messages could not contain."""
-    for word in words:
-        try:
-            word.encode()
-        except UnicodeEncodeError as error:
-            shown = word.encode(errors="replace").decode()
-            with suppress(UnicodeDecodeError):
-                os.fsencode(word).decode()
-                raise MtkitError(
-                    f"{shown} is UTF-8, and Python reads names as {sys.getfilesystemencoding()}; set LC_ALL=C.UTF-8"
-                ) from error
-            raise MtkitError(f"{shown} is not UTF-8; rename that file, or give a link to it") from error

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from mtkit.benchmark.decoding import Decoder
     from mtkit.decoding.lexicon import Lexicon
 
-Repeats = Annotated[int, Option(min=1, max=MOST, help="Measurements per case; the fastest counts.")]
 Output = Annotated[Path, Option(metavar="FOLDER", help="Output folder for table, JSON and picture.")]
 OUTPUT = Path("mtkit-benchmark")
 
@@ -192,7 +191,8 @@ def decode(
 
     Reports segments/s from text to text, BLEU, and the share of the ceiling: the speed that the measured rate of matrix
     products allows for the model's operations. Other programs translate with the same weights in turns, each at the
-    fastest of several batch sizes. The side must have the same text in all runs' data, prepared in any way.
+    fastest of several batch sizes; one that fails is reported and left out. The side must have the same text in all
+    runs' data, prepared in any way.
 
     \b
     Examples:
@@ -253,7 +253,7 @@ def documents(
     documents: Annotated[int, Option(min=1, max=MOST, help="Documents decoded at once, in one batch.")] = 1,
     beam: Annotated[int, Option(min=1, max=1000, help="Beam size.")] = 5,
     dtype: Annotated[str, Option(help="Arithmetic: float32, bfloat16, float16 or int8.")] = "float32",
-    repeats: Repeats = 1,
+    repeats: Annotated[int, Option(min=1, max=MOST, help="Measurements per case; the fastest counts.")] = 1,
     device: Device = "auto",
     threads: Threads = None,
     output: Output = OUTPUT,
@@ -307,7 +307,9 @@ def attention(
     width: Annotated[int, Option(min=1, max=1_000_000, help="Model width, all heads together.")] = 512,
     batch: Annotated[int, Option(min=1, max=1_000_000, help="Segments per batch.")] = 1,
     attention_option: AttentionOptions = None,
-    repeats: Repeats = 3,
+    repeats: Annotated[
+        int, Option(min=1, max=MOST, help="Measurements of forward and backward; the fastest counts. Steps: one.")
+    ] = 3,
     device: Device = "auto",
     threads: Threads = None,
     output: Output = OUTPUT,

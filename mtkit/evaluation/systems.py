@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from mtkit.errors import DataError, MtkitError, RunError, did_you_mean, shown
 from mtkit.evaluation.scores import check_counts
 from mtkit.runs import Run
-from mtkit.storage.records import read_stored, stored
+from mtkit.storage.records import Finite, read_stored, stored
 from mtkit.text.text_files import Lines
 
 
@@ -126,6 +126,7 @@ class _Record(TypedDict):
 
     finished: str
     checkpoint: NotRequired[str]
+    tokens_per_second: NotRequired[Finite | None]
 
 
 class _TranslatedSide(NamedTuple):

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -68,8 +68,20 @@ def inside(folder: Path, *names: str) -> Path:
 
 def is_device(path: Path) -> bool:
     """Return whether the path is a device or a pipe, which no file may replace; /dev/stdout always counts as one."""
-    descriptor = str(path) in ("/dev/stdout", "/dev/stderr") or path.parts[:3] == ("/", "dev", "fd")
-    return path.exists() and (descriptor or not (path.is_file() or path.is_dir()))
+    return path.exists() and (_descriptor(path) is not None or not (path.is_file() or path.is_dir()))
+
+
+def open_device(path: Path) -> BinaryIO:
+    """Open a device or a pipe to write. The file behind /dev/stdout is continued: opening its name would empty it."""
+    descriptor = _descriptor(path)
+    return path.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return the file descriptor that /dev/stdout, /dev/stderr or /dev/fd/N names; None for another path."""
+    name = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}.get(str(path), str(path))
+    match = re.fullmatch(r"/dev/fd/([0-9]+)", name)
+    return None if match is None else int(match[1])
 
 
 @contextmanager
@@ -87,7 +99,7 @@ def writing(path: Path) -> Iterator[Path]:
         if is_device(path):
             with TemporaryDirectory() as folder:
                 yield (temporary := Path(folder) / place.name)
-                with temporary.open("rb") as content, path.open("wb") as device:
+                with temporary.open("rb") as content, open_device(path) as device:
                     shutil.copyfileobj(content, device)
             return
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -105,10 +117,7 @@ def writing(path: Path) -> Iterator[Path]:
                     _sync(file)
             if place.is_dir() and temporary.is_dir():
                 place.rename(folder_of_temporary / f"{place.name}.replaced")
-                temporary.rename(place)
-            else:
-                temporary.replace(place)
-            _sync(place.parent)
+            finish(temporary, place)
     except BrokenPipeError:
         raise  # raised in the block, not for this file
     except IsADirectoryError as error:
@@ -162,7 +171,12 @@ def packed(path: Path, content: bytes) -> bytes:
 
 
 def finish(partial: Path, path: Path) -> None:
-    """Rename a complete, synced file to its final name. Raises: OSError."""
+    """Rename a complete, synced file or folder to its final name; a file keeps the mode of the old one.
+
+    Raises: OSError.
+    """
+    if path.is_file() and partial.is_file():
+        shutil.copymode(path, partial)
     partial.replace(path)
     _sync(path.parent)
 
@@ -191,14 +205,15 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
 
 def json_text(content: Any, **style: Any) -> str:
     """Format JSON; NaN and infinities, which JSON lacks, become null. `style` has options of json.dumps."""
-    return json.dumps(_finite(content), allow_nan=False, default=str, **style)
+    return json.dumps(finite(content), allow_nan=False, default=str, **style)
 
 
-def _finite(content: Any) -> Any:
+def finite(content: Any) -> Any:
+    """Replace NaN and infinities, also in lists and mappings, by None."""
     if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
+        return {key: finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
+        return [finite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
@@ -248,6 +263,10 @@ def remove_leftover(leftover: Path, path: Path) -> None:
     replaced = leftover / f"{path.name}.replaced"
     if replaced.exists() and not path.exists():
         replaced.rename(path)
+    with suppress(OSError):  # the lock goes last: without it, what a kill leaves would not be a leftover
+        for content in leftover.iterdir():
+            if content.name != f"{path.name}.lock":
+                shutil.rmtree(content) if content.is_dir() else content.unlink()
     shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -258,7 +277,7 @@ def _locked_folder(path: Path) -> Iterator[Path]:
         while True:
             folder = path.with_name(f".{path.name}.{token_hex(8)}.tmp")
             folder.mkdir()
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, FileExistsError):  # the latter if it is removed while it is made again
                 if _acquired(_lock_of(folder, path), stack):
                     break
             # another process removed the folder before it was locked
@@ -271,7 +290,7 @@ def _clear_after_kills(path: Path) -> None:
     for leftover in path.parent.iterdir():
         if not is_leftover(leftover, path):
             continue
-        with ExitStack() as stack, suppress(FileNotFoundError):  # a live process has just finished
+        with ExitStack() as stack, suppress(FileNotFoundError, FileExistsError):  # a live process has just finished
             if _acquired(_lock_of(leftover, path), stack, without=False):
                 remove_leftover(leftover, path)
 

@@ -32,6 +32,7 @@ from mtkit.storage.files import (
     is_device,
     json_text,
     locked,
+    open_device,
     packed,
     write_json,
     writing,
@@ -116,6 +117,8 @@ class _FileJob(Job[N]):
     def __init__(self, paths: Sequence[Path], files: Sequence[BinaryIO], journal: Journal, notes: N, say: Say) -> None:
         super().__init__(files, notes)
         self._paths, self._journal, self._say = paths, journal, say
+        self._valid: tuple[int, Sequence[int]] | None = None
+        """Sizes of the journal and of the outputs up to the last valid chunk; None once nothing follows it."""
         self.complete = False
 
     def todo(self, chunks: Iterable[Chunk], on_skip: Callable[[int], object]) -> Iterator[Chunk]:
@@ -133,16 +136,15 @@ class _FileJob(Job[N]):
                 break
             end, last = place, done
             on_skip(len(chunk.items))
-        self._journal.keep(end)
+        self._valid = end, last.ends if last else [0] * len(self.streams)
         if last is not None:
             self.notes = type(self.notes).restored(last.notes)
-        for file, size in zip(self.streams, last.ends if last else [0] * len(self.streams), strict=True):
-            file.truncate(size)
         yield from unfinished
         yield from chunks
         self.complete = True
 
     def write(self, chunk: Chunk, outputs: Sequence[Iterable[str]], notes: N) -> None:
+        self._drop_invalid()
         self.notes += notes
         for file, path, lines in zip(self.streams, self._paths, outputs, strict=True):
             file.write(packed(path, _bytes(lines)))
@@ -152,6 +154,7 @@ class _FileJob(Job[N]):
 
     def finish(self) -> None:
         """Rename the unfinished files; the first one last, as it shows that all are complete."""
+        self._drop_invalid()
         if not any(self._sizes()):
             for file, path in zip(self.streams, self._paths, strict=True):
                 file.write(packed(path, b""))  # a gzip file without a member is damaged
@@ -159,6 +162,15 @@ class _FileJob(Job[N]):
         for file, path in reversed([*zip(self.streams, self._paths, strict=True)]):
             finish(Path(file.name), path)
         self._journal.keep(0)
+
+    def _drop_invalid(self) -> None:
+        """Drop what follows the last valid chunk; an interruption before the next one is complete leaves it."""
+        if self._valid is not None:
+            end, sizes = self._valid
+            for file, size in zip(self.streams, sizes, strict=True):
+                file.truncate(size)
+            self._journal.keep(end)
+            self._valid = None
 
     def _sizes(self) -> tuple[int, ...]:
         return tuple(os.fstat(file.fileno()).st_size for file in self.streams)
@@ -217,8 +229,8 @@ def _opened(output: Path | BinaryIO, stack: ExitStack) -> BinaryIO:
     """The output as a stream, until the stack ends."""
     if not isinstance(output, Path):
         return output
-    path = output if is_device(output) else stack.enter_context(writing(output))
-    file = stack.enter_context(path.open("wb"))
+    opened = open_device(output) if is_device(output) else stack.enter_context(writing(output)).open("wb")
+    file = stack.enter_context(opened)
     if output.suffix == ".gz":
         return cast(BinaryIO, stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0)))
     return file
@@ -233,10 +245,11 @@ def _check_unfinished(paths: Sequence[Path], partials: Sequence[Path], record: P
     for path in paths:
         if path.is_dir():
             raise MtkitError(f"{path} is a folder; give the name of a file to write")
+    is_ours = record.is_file() and is_journal(record)
     for partial in partials:
-        if partial.exists() and not (partial.is_file() and (record.is_file() or not partial.stat().st_size)):
+        if partial.exists() and not (partial.is_file() and (is_ours or not partial.stat().st_size)):
             raise MtkitError(f"{partial} exists without a record of mtkit in {record.name}; move it away")
-    if record.exists() and not (record.is_file() and (partials[0].exists() or is_journal(record))):
+    if record.exists() and not (is_ours or (record.is_file() and partials[0].exists())):
         raise MtkitError(f"{record} is not a record of mtkit; move it away")
 
 

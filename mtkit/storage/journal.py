@@ -38,24 +38,23 @@ class Journal(AbstractContextManager["Journal"]):
         """
         self._file = path.open("a+b")
         self._head = _json_line({"about": about})
+        self._file.seek(0)
+        head = self._file.readline()
+        self.problem: str | None = None
+        """The reason why nothing in it is valid; None if something is, or if it is new."""
+        if head not in (self._head, b""):
+            known = _is_head(head)
+            self.problem = (
+                "was made with another model or other settings" if known else "has no record that can be read"
+            )
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
     @property
     def empty(self) -> bool:
-        """Whether it contains no chunk."""
-        # the size first: to read again what a full disk did not accept raises the same error
-        return os.fstat(self._file.fileno()).st_size <= len(self._head) or self.problem is not None
-
-    @property
-    def problem(self) -> str | None:
-        """The reason why nothing in it is valid; None if something is, or if it is new."""
-        self._file.seek(0)
-        head = self._file.readline()
-        if head in (self._head, b""):
-            return None
-        return "was made with another model or other settings" if _is_head(head) else "has no record that can be read"
+        """Whether it contains no chunk, not even one that is not valid."""
+        return self.problem is None and os.fstat(self._file.fileno()).st_size <= len(self._head)
 
     def finished(self, sizes: Sequence[int], restored: Callable[[Any], object]) -> Iterator[tuple[int, Finished]]:
         """The finished chunks if the outputs have these sizes in bytes, each with the position of the end of its line.
@@ -83,6 +82,7 @@ class Journal(AbstractContextManager["Journal"]):
         """Drop all lines from this position on; 0 starts the journal again."""
         self._file.truncate(end)
         if end == 0:
+            self.problem = None
             self._file.write(self._head)
         self._sync()
 

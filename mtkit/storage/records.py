@@ -19,6 +19,9 @@ T = TypeVar("T")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """Integer from 0."""
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+"""Number that is neither NaN nor infinite."""
+
 LARGEST, LARGEST_LINES = 64 << 20, 1 << 30
 """Maximum bytes of a JSON file, and of a JSON lines file: larger files are damaged, or not mtkit's."""
 
@@ -55,13 +58,15 @@ def read_stored(
 
 
 def read_stored_lines(path: Path, kind: type[T], advice: str, *, error: type[MtkitError] = MtkitError) -> Iterator[T]:
-    """Read the lines of a JSON lines file, like `read_stored`; a damaged last line, cut by a kill, is left out.
+    """Read the lines of a JSON lines file, like `read_stored`; blank lines and a last line cut by a kill are left out.
 
     A file whose name ends in .gz is decompressed.
     """
     adapter = TypeAdapter(kind)
     lines = _read(path, advice, error, LARGEST_LINES).rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             adapter.validate_json(line, strict=True)
             yield from_json(line)  # keeps the order of the keys
@@ -126,7 +131,7 @@ def _check_version(path: Path, text: bytes, version: int, advice: str, error: ty
         return  # the validation raises
     written = content.get("format", version) if isinstance(content, dict) else version
     if written != version:
-        writer = f", as mtkit {content['mtkit']} writes it" if "mtkit" in content else ""
+        writer = f", as mtkit {shown(content['mtkit'])} writes it" if "mtkit" in content else ""
         raise error(
             f"{path} has format {shown(written)}{writer}; this mtkit reads format {version}: use that version, or "
             f"{advice}"

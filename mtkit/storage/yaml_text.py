@@ -115,7 +115,12 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    pass
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Quote U+0085, a line break of version 1.1 only, so that it is written as an escape."""
+        return self.represent_scalar(f"{_TAG}str", text, style='"' if "\x85" in text else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 for _kind, (_pattern, _first) in _WORDS.items():

@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
 from mtkit.recipe.settings import BestBy
-from mtkit.runs import BASE
+from mtkit.runs import BASE, checkpoint_folders
 from mtkit.storage.files import (
     digest,
     inside,
@@ -95,7 +95,7 @@ class Checkpoints:
 
     def all(self) -> list[Path]:
         """Return the checkpoint folders in order of their updates. Raises: MtkitError if one is a link."""
-        return sorted(inside(self.folder, path.name) for path in self.folder.glob("update-*") if path.is_dir())
+        return [inside(self.folder, path.name) for path in checkpoint_folders(self.folder.parent)]
 
     def last(self) -> Path | None:
         """Return the latest checkpoint, from which training resumes; None without one."""
@@ -173,7 +173,7 @@ class Checkpoints:
             if written and is_leftover(path, self.folder / written[1]):
                 remove_leftover(path, self.folder / written[1])
             elif re.fullmatch(r"\.update-[0-9]+\.old", path.name) and _has_only_checkpoint_files(path):
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)
         for folder in self.all():
             for path in folder.glob(".state.json.*.tmp"):
                 if is_leftover(path, folder / "state.json"):
@@ -213,14 +213,18 @@ class Checkpoints:
         keep |= set([*comparable, *others][: self._keep_best])
         for path in paths:
             if path not in keep:
-                # renamed first: if killed in between, no incomplete checkpoint has a valid name
-                shutil.rmtree(path.rename(path.with_name(f".{path.name}.old")))
+                # renamed first, so that no incomplete checkpoint has a valid name; `clean` removes what remains, such
+                # as files that are open on a network file system
+                old = path.rename(path.with_name(f".{path.name}.old"))
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def _has_only_checkpoint_files(path: Path) -> bool:
-    """Return whether the path is a folder with only files of a checkpoint, not necessarily all."""
+    """Return whether the path is a folder with only files of a checkpoint, not necessarily all, and NFS's open ones."""
     files = {"state.json", *(f"{name}.safetensors" for name in ("model", "optimizer", "ema"))}
-    return path.is_dir() and not path.is_symlink() and {file.name for file in path.iterdir()} <= files
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return all(file.name in files or file.name.startswith(".nfs") for file in path.iterdir())
 
 
 def _updates(paths: Sequence[Path]) -> list[int]:

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from mtkit.data.batches import Batch
 from mtkit.errors import RunError
-from mtkit.storage.files import WriteError, inside, json_text, write_text
+from mtkit.storage.files import WriteError, finite, inside, json_text, write_text
 from mtkit.storage.records import Count, read_stored_lines, stored
 from mtkit.terminal import Say, stderr_is_terminal
 
@@ -33,16 +33,26 @@ def ignoring_write_errors(say: Say) -> Say:
 
 @stored
 class Row(TypedDict):
-    """A line of metrics.jsonl: a kind, an update, and measurements; the curves' measurements have a type."""
+    """A line of metrics.jsonl: a kind, an update, and measurements; those of curves and reports have a type."""
 
     kind: Literal["train", "validation"]
     update: Count
     nll: NotRequired[float | None]
     bleu: NotRequired[float | None]
+    chrf: NotRequired[float | None]
+    exact: NotRequired[float | None]
+    token: NotRequired[float | None]
+    ter: NotRequired[float | None]
     signature: NotRequired[str]
+    chrf_signature: NotRequired[str]
+    exact_signature: NotRequired[str]
+    token_signature: NotRequired[str]
+    ter_signature: NotRequired[str]
     best_by: NotRequired[str]
     rate: NotRequired[float | None]
     gradient_norm: NotRequired[float | None]
+    tokens_per_second: NotRequired[float | None]
+    peak_bytes: NotRequired[Count]
 
 
 class Metrics:
@@ -150,12 +160,14 @@ class Interval:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics.jsonl, none without the file; an incomplete last line is left out.
 
+    Numbers that are not finite are None.
+
     Raises: RunError naming a damaged line.
     """
     if not path.exists():
         return []
     advice = "remove that line and repeat the command"
-    return [dict(row) for row in read_stored_lines(path, Row, advice, error=RunError)]
+    return [finite(row) for row in read_stored_lines(path, Row, advice, error=RunError)]
 
 
 class ProgressLine:

@@ -23,10 +23,10 @@ from mtkit.model.initial_embeddings import InitialEmbeddings, load_embeddings
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
 from mtkit.recipe.settings import LIMITS
-from mtkit.runs import FORMAT, Origin, Run, can_resume
+from mtkit.runs import FORMAT, Origin, Run, can_resume, checkpoint_folders
 from mtkit.storage.files import WriteError, inside, locked, write_json, write_text, writing
 from mtkit.storage.outputs import FILES_OF_RUNS
-from mtkit.storage.records import read_object
+from mtkit.storage.records import read_stored
 from mtkit.storage.yaml_text import dump_yaml
 from mtkit.terminal import ProgressBar, Say
 from mtkit.version import __version__
@@ -126,7 +126,7 @@ def open_folder(
         about["origins"] = ancestors(begun)
         about |= {name: begun.about.get(name) for name in MEASURED if name in begun.about}
         commands = [*begun.about.get("commands", []), shlex.join(command)]
-    elif any((folder / "checkpoints").glob("update-*")):
+    elif checkpoint_folders(folder):
         raise RunError(
             f"{folder} has checkpoints, but no run.json; put it back, "
             f"choose another --name, or remove {folder / 'checkpoints'}"
@@ -277,9 +277,10 @@ MEASURED = ("precision", "kernels", "graphs", "flops_per_token", "embeddings")
 
 
 def record(folder: Path, name: str, value: Any) -> None:
-    """Record a measurement in run.json, for resumed runs."""
+    """Record a measurement in run.json, for resumed runs. Raises: RunError if the file cannot be read."""
     path = inside(folder, "run.json")
-    write_json(path, read_object(path) | {name: value})
+    about = read_stored(path, dict[str, Any], "repeat the command", error=RunError)
+    write_json(path, about | {name: value})
 
 
 def _check_unchanged(begun: Run, recipe: Recipe, about: dict[str, Any]) -> None:

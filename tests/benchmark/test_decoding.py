@@ -99,6 +99,23 @@ def test_agreement_is_with_mtkit_and_doubted_where_it_is_small(trained: Trained)
     assert "note:" not in table(benchmark)
 
 
+def test_a_decoder_that_fails_is_left_out(trained: Trained) -> None:
+    class Failing(Copier):
+        def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
+            if beam == 3 and len(self.asked) > 6:
+                raise RuntimeError("no memory\nfor this")
+            return super().translate(lines, beam, size)
+
+    benchmark = measured(trained, Failing(), [1, 3])
+    assert [(row.program, row.beam) for row in benchmark.rows] == [("mtkit", 1), ("copier", 1), ("mtkit", 3)]
+    assert "failed: copier float32, beam 3: RuntimeError: no memory\n" in table(benchmark)
+    assert as_object(benchmark)["failed"][0]["error"] == "RuntimeError: no memory"
+    assert [len(chart.speeds) for chart in bars(benchmark)] == [2, 1]
+    failing = Candidate(trained.run, trained.run.load_model(), [Failing()])
+    with pytest.raises(RuntimeError, match="no memory"):
+        measure_decoding([failing], held_out(trained.prepared), [1, 3])
+
+
 def test_the_ceiling_is_the_rate_over_the_operations_of_a_segment(trained: Trained) -> None:
     benchmark = measured(trained, Copier(), [1, 3])
     greedy, beam, operations = benchmark.rows[0], benchmark.rows[2], benchmark.operations["one"]

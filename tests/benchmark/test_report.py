@@ -5,8 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from mtkit.benchmark import report
 from mtkit.benchmark.report import Bars, draw, outputs, write
 from mtkit.errors import MtkitError
+
+
+def test_a_report_that_was_not_finished_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(path: Path, text: str) -> None:
+        raise KeyboardInterrupt
+
+    files = outputs(tmp_path, "train")
+    monkeypatch.setattr(report, "write_text", kill)
+    with pytest.raises(KeyboardInterrupt):
+        write(files, "table", {"mtkit": "1"}, lambda path: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.json"]
+    assert outputs(tmp_path, "train") == files
 
 
 @pytest.mark.parametrize("content", [None, '{"mtkit": "1"}', '{"mine": 1}', "[]", "1"])

@@ -134,7 +134,7 @@ def test_a_foreign_folder_is_refused(tiny: Made, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "study.json").write_text('{"format": 9, "mtkit": "9.9"}')
-    with pytest.raises(MtkitError, match=r"format 9, as mtkit 9\.9 writes it"):
+    with pytest.raises(MtkitError, match=r"format 9, as mtkit '9\.9' writes it"):
         Folder(other).open(tiny("full"))
 
 

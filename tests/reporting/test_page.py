@@ -148,6 +148,14 @@ def test_what_cannot_be_reported_is_one_line(folder: Path) -> None:
     assert not Path("report.html").exists()
 
 
+@pytest.mark.parametrize("speed", ['"x"', "NaN", "[]"])
+def test_a_damaged_record_of_translations_is_named(folder: Path, speed: str) -> None:
+    record = folder / "mtkit-runs/one/translations/test.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"tokens_per_second": 0.125}).replace("0.125", speed))
+    with pytest.raises(MtkitError, match=r"test\.json is damaged \(tokens_per_second = .*translate` again"):
+        typed("one")
+
+
 def test_a_page_without_weights_says_so_in_place_of_the_attention(folder: Path) -> None:
     run = Run(folder / "mtkit-runs/one")
     run.weights().unlink()

@@ -7,13 +7,16 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from mtkit.errors import MtkitError
 from mtkit.storage import files
@@ -23,6 +26,8 @@ from mtkit.storage.files import (
     check_writable,
     digest,
     inside,
+    is_device,
+    is_leftover,
     json_text,
     locked,
     write_json,
@@ -49,6 +54,14 @@ def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
             (temporary / content).write_text(content)
     assert [each.name for each in folder.iterdir()] == ["two"]
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_file_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    write_text(path, "old")
+    path.chmod(0o640)
+    write_text(path, "new")
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
@@ -199,6 +212,20 @@ def test_a_folder_that_was_being_replaced_comes_back(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
+def test_a_leftover_loses_its_lock_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, left = tmp_path / "file.txt", tmp_path / f".file.txt.{'0' * 16}.tmp"
+    (left / "folder").mkdir(parents=True)
+    for name in ("file.txt", "file.txt.lock", "folder/file"):
+        (left / name).touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda folder, **_: None)
+        files.remove_leftover(left, path)
+    assert is_leftover(left, path)
+    assert not (left / "file.txt").exists()
+    files.remove_leftover(left, path)
+    assert not left.exists()
+
+
 def test_what_others_are_writing_and_have_written_stays(tmp_path: Path) -> None:
     """The same path twice at once, and names that begin alike."""
     beside = [tmp_path / ".data.v2.notes.tmp", tmp_path / ".data.12.tmp"]
@@ -211,6 +238,27 @@ def test_what_others_are_writing_and_have_written_stays(tmp_path: Path) -> None:
         assert (tmp_path / "data").read_text() == "two"
     assert (tmp_path / "data").read_text() == "one"
     assert sorted(tmp_path.iterdir()) == sorted([*beside, tmp_path / "data"])
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, FileExistsError])
+def test_a_temporary_folder_may_go_while_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    """filelock makes a missing folder, which fails with the second error if it comes and goes meanwhile."""
+    left = tmp_path / f".file.txt.{'0' * 16}.tmp"
+    left.mkdir()
+    acquired, errors = files._acquired, [error(), error()]
+
+    def racing(lock: FileLock, *arguments: Any, **options: Any) -> bool:
+        if errors:
+            shutil.rmtree(Path(lock.lock_file).parent)
+            raise errors.pop()
+        return acquired(lock, *arguments, **options)
+
+    monkeypatch.setattr(files, "_acquired", racing)
+    write_text(tmp_path / "file.txt", "words")
+    assert not errors
+    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:
@@ -306,6 +354,17 @@ def test_a_device_gets_the_content_and_stays(tmp_path: Path) -> None:
     assert os.read(reading, 100) == b"words"
     os.close(reading)
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_the_file_behind_a_stream_is_continued(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        log.write("before\n")
+        log.flush()
+        write_text(Path(f"/dev/fd/{log.fileno()}"), "text\n")
+        log.write("after\n")
+    assert (tmp_path / "log").read_text() == "before\ntext\nafter\n"
+    assert is_device(Path("/dev/stdout"))
+    assert not is_device(Path("/dev/fd"))
 
 
 def test_text_with_a_name_that_ends_in_gz_is_packed(tmp_path: Path) -> None:

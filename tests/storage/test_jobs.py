@@ -151,11 +151,22 @@ def test_other_settings_and_damaged_records_begin_anew(out: Path, damage: str) -
     killed(out, items(47), at=35)
     if damage != "about":
         record_of(out).write_text(damage)
+        out.with_name("out.txt.partial").write_bytes(b"")
     worker = Worker()
     said, skipped = run(out, items(47), worker, about=2 if damage == "about" else 1)
     assert (worker.firsts, skipped) == ([0, 10, 20, 30, 40], 0)
     assert "starts again" in said[0]
     assert ("other settings" in said[0]) == (damage == "about")
+    assert out.read_bytes() == expected(items(47))
+
+
+def test_an_interruption_before_the_first_new_chunk_loses_no_old_one(out: Path) -> None:
+    killed(out, items(47), at=35)
+    with pytest.raises(KilledError):
+        run(out, items(47), Worker(5), about=2)
+    with pytest.raises(KilledError):
+        run(out, items(47, changed=14), Worker(15))
+    assert run(out, items(47), Worker())[1] == 30
     assert out.read_bytes() == expected(items(47))
 
 
@@ -189,7 +200,7 @@ def test_a_record_torn_anywhere_goes_on_from_its_last_whole_line(out: Path) -> N
     texts = partial.read_bytes()
     for size in torn(whole):
         record_of(out).write_bytes(whole[:size])
-        partial.write_bytes(texts)
+        partial.write_bytes(texts if b"\n" in whole[:size] else b"")  # which is written after the first line
         worker, kept = Worker(), max(whole[:size].count(b"\n") - 1, 0)
         run(out, items(47), worker)
         assert worker.firsts == [0, 10, 20, 30, 40][kept:]
@@ -278,6 +289,14 @@ def test_a_file_a_pipe_and_a_stream_get_the_same(tmp_path: Path) -> None:
     assert os.read(reading, 100) == b"A\nB\nC\n"
     os.close(reading)
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_the_file_behind_a_stream_is_continued(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        log.write("before\n")
+        log.flush()
+        write(items(1), Worker(), [Path(f"/dev/fd/{log.fileno()}")])
+    assert (tmp_path / "log").read_bytes() == b"before\n" + expected(items(1))
 
 
 def test_a_body_that_stops_early_completes_nothing(out: Path) -> None:

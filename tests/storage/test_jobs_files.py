@@ -33,6 +33,16 @@ def test_what_mtkit_did_not_write_stays(tmp_path: Path, name: str, kind: str) ->
     assert kind != "text" or theirs.read_text() == "years of work\n"
 
 
+@pytest.mark.parametrize("record", ["words\n", '{"theirs": 1}\n', "{", "[" * 100_000 + "\n"], ids=range(4))
+def test_an_unfinished_output_with_a_record_that_is_not_ours_stays(tmp_path: Path, record: str) -> None:
+    out, files = tmp_path / "out.txt", {"out.txt.partial": "years of work\n", "out.txt.partial.jsonl": record}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(MtkitError, match=r"partial exists without a record of mtkit in .*jsonl; move it away$"):
+        run(out, items(3), Worker())
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
 @pytest.mark.parametrize("count", [0, 47])
 def test_a_name_that_ends_in_gz_gets_a_gzip_file(tmp_path: Path, count: int) -> None:
     out = tmp_path / "out.gz"

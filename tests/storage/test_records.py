@@ -48,7 +48,8 @@ def test_types_are_not_bent_and_other_keys_stay(tmp_path: Path) -> None:
         (WHOLE.replace('["a"]', "[5]"), [r"inner.names.0 = 5"]),
         (WHOLE.replace('"update": 3, ', ""), ["update is missing"]),
         (WHOLE.replace("3", "-3"), ["update = -3", "greater than or equal to 0"]),
-        ('{"format": 3, "mtkit": "9.9"}', ["has format 3, as mtkit 9.9 writes it", "reads format 2"]),
+        ('{"format": 3, "mtkit": "9.9"}', ["has format 3, as mtkit '9.9' writes it", "reads format 2"]),
+        ('{"format": 3, "mtkit": "\\u001b[2J"}', [r"as mtkit '\x1b[2J' writes it"]),
         ("[]", ["[]: should be an object"]),
         ("{", ["Invalid JSON"]),
     ],
@@ -96,6 +97,8 @@ def test_only_the_last_line_may_be_cut_short(tmp_path: Path) -> None:
     assert len(lines()) == 2
     path.write_text("")
     assert lines() == []
+    path.write_text(f"\n{WHOLE}\n\n \r\n{WHOLE}\n")
+    assert len(lines()) == 2
     path.write_text(f"{WHOLE}\n{WHOLE[:20]}\n{WHOLE}\n")
     with pytest.raises(Exception, match=rf"{path}, line 2, is damaged .*take the line out"):
         lines()

@@ -28,7 +28,11 @@ def test_plain_words_mean_what_version_1_2_says(text: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["no", "on", "12:30", "1e-3", "0o14", "08", "012", "true", "", "~", "1_000", 1e-9, 1e22, 5, True, None]
+    "value",
+    [
+        *("no", "on", "12:30", "1e-3", "0o14", "08", "012", "true", "", "~", "1_000", "a\x85", "\n\x85b"),
+        *(1e-9, 1e22, 5, True, None),
+    ],
 )
 def test_what_is_written_comes_back(value: Any) -> None:
     """Under the rules of version 1.1 too, which other programs go by."""

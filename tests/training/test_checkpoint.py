@@ -1,5 +1,8 @@
+import errno
 import json
+import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,6 +65,18 @@ def test_the_last_few_and_the_best_few_are_kept(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "best.json").read_text()) == {"checkpoint": "update-00000004", "bleu": 31.0}
     assert checkpoints.last() == tmp_path / "checkpoints" / "update-00000007"
     assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_a_copy_of_a_checkpoint_with_another_name_is_not_a_checkpoint(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
+    path = save(checkpoints, 2, bleu=9.0)
+    for name in ("update-00000002-backup", "update-2", "update-new"):
+        shutil.copytree(path, checkpoints.folder / name)
+    assert checkpoints.last() == path
+    save(checkpoints, 3, bleu=1.0)
+    assert kept(checkpoints) == [2, 3]
+    assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "update-00000002"
+    assert len(list(checkpoints.folder.iterdir())) == 5
 
 
 def test_the_last_checkpoint_before_a_divergence_is_kept(tmp_path: Path) -> None:
@@ -245,6 +260,23 @@ def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:
         "base",
         "update-00000001",
     ]
+
+
+def test_a_file_that_cannot_be_removed_yet_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
+    save(checkpoints, 1)
+
+    def busy(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", busy)
+        save(checkpoints, 2)
+        checkpoints.clean()
+    assert kept(checkpoints) == [2]
+    (checkpoints.folder / ".update-00000001.old" / ".nfs0001").touch()
+    checkpoints.clean()
+    assert not (checkpoints.folder / ".update-00000001.old").exists()
 
 
 @pytest.fixture

@@ -187,8 +187,10 @@ def test_damaged_metrics_are_named_by_their_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     good = '{"kind": "train", "update": 4, "nll": NaN, "rate": 0.1, "epoch": 0}'
     path.write_text(f"{good}\n{good}\n{good[:30]}")
-    assert [row["update"] for row in read_metrics(path)] == [4, 4]
-    for wrong in ("[]", "x", '{"update": 4}', good.replace("4", '"4"'), good.replace("0.1", '"x"'), "\x00"):
+    assert [(row["update"], row["nll"]) for row in read_metrics(path)] == [(4, None)] * 2
+    values = ('"rate": "x"', '"ter": []', '"ter_signature": []', '"tokens_per_second": "x"', '"peak_bytes": null')
+    damaged = [f'{{"kind": "train", "update": 4, {value}}}' for value in values]
+    for wrong in ("[]", "x", '{"update": 4}', good.replace("4", '"4"'), "\x00", *damaged):
         path.write_text(f"{good}\n{wrong}\n{good}\n")
         with pytest.raises(RunError, match=r"metrics\.jsonl, line 2, is damaged .*remove that line"):
             read_metrics(path)

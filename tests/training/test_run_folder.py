@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.errors import DiffersError, RecipeError
+from mtkit.errors import DiffersError, RecipeError, RunError
 from mtkit.recipe import load_recipe, merged
 from mtkit.runs import Run
-from mtkit.training.run_folder import ancestors, trained_on
+from mtkit.training.run_folder import ancestors, record, trained_on
 from tests.training.conftest import TINY, run, tiny
 
 
@@ -36,6 +36,17 @@ def test_a_resumed_run_gets_its_tokenizer_back(prepared: Prepared, tmp_path: Pat
     (tmp_path / "one/tokenizer/joint.model").write_bytes(b"")
     run(tiny(training={"max_updates": 2}), prepared, tmp_path / "one")
     assert Run(tmp_path / "one").tokenizers.source.size == prepared.tokenizers.source.size
+
+
+def test_a_measurement_replaces_no_record_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text('{"format": 1')
+    with pytest.raises(RunError, match=r"run\.json is damaged .*; repeat the command"):
+        record(tmp_path, "precision", "float32")
+    assert path.read_text() == '{"format": 1'
+    path.write_text('{"format": 1}')
+    record(tmp_path, "precision", "float32")
+    assert json.loads(path.read_text()) == {"format": 1, "precision": "float32"}
 
 
 def test_new_embeddings_begin_with_word_vectors_and_resumed_ones_do_not(

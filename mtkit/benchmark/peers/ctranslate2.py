@@ -1,6 +1,7 @@
 """Decoding with CTranslate2: the run's weights in CTranslate2's format."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -71,19 +72,29 @@ class CTranslate2:
         return SIZES
 
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
-        """Translate; CTranslate2 sorts its batches by length."""
+        """Translate the longest segments first; a batch has the highest piece limit of its segments."""
         encoded = [pieces[: self._longest[0] - 1] for pieces in self._tokenizers.source.encode_lines(lines)]
-        sources = [[*map(token, pieces), token(EOS)] for pieces in encoded]
-        most = self._settings.max_pieces
-        limit = max(self._trained_on.limit([*pieces, EOS], None, self._longest[1], most) for pieces in encoded)
-        results = self._translator.translate_batch(
-            sources,
+        order = sorted(range(len(lines)), key=lambda line: -len(encoded[line]))
+        batches = [order[first : first + size] for first in range(0, len(order), size)]
+        results = [self._begin([[*encoded[line], EOS] for line in batch], beam) for batch in batches]
+        decoded: dict[int, Decoded] = {}
+        for line, waiting in zip(chain(*batches), chain(*results), strict=True):
+            pieces = list(map(piece, waiting.result().hypotheses[0]))
+            text = self._tokenizers.target.decode([each for each in pieces if each != EOS])
+            decoded[line] = Decoded(text, len(pieces))
+        return [decoded[line] for line in range(len(lines))]
+
+    def _begin(self, sources: Sequence[Sequence[int]], beam: int) -> list[Any]:
+        """Begin to translate a batch; return CTranslate2's result of each segment, which can be waited for."""
+        most, longest = self._settings.max_pieces, self._longest[1]
+        results: list[Any] = self._translator.translate_batch(
+            [list(map(token, pieces)) for pieces in sources],
             beam_size=beam,
-            max_batch_size=size,
             length_penalty=self._settings.length_penalty,
-            max_decoding_length=limit,
+            max_decoding_length=max(self._trained_on.limit(pieces, None, longest, most) for pieces in sources),
             disable_unk=True,
+            return_end_token=True,
             use_vmap=self.shortlist > 0,
+            asynchronous=True,
         )
-        pieces = [list(map(piece, result.hypotheses[0])) for result in results]
-        return [Decoded(self._tokenizers.target.decode(line), len(line) + 1) for line in pieces]
+        return results
