@@ -164,7 +164,7 @@ class BlockSorting(HeadAttention):
 
     def learned_scores(self, sums: Tensor, blocks: int) -> Tensor:
         """Return the scores (B, H, P, N) of the first `blocks` from sums of tokens (B, P, D)."""
-        scores = F.relu(self.place_proj(F.relu(self.block_proj(sums))))
+        scores = F.relu(self.place_proj(F.relu(self.block_proj(sums.type_as(self.block_proj.weight)))))
         return upcast(scores).unflatten(-1, (self.site.heads, -1))[..., :blocks].transpose(1, 2)
 
     def start_order(self, batch_size: int, hypotheses: int) -> State:
