@@ -67,8 +67,8 @@ class NativeSparse(HeadAttention):
     """Gated sum of softmax attention to compressed blocks, selected blocks and a window.
 
     block, stride: tokens per compressed block, and distance from one to the next. selected_block, selected: tokens per
-    selected block, and number of them. window: last tokens that a query sees, in the encoder role also as many after
-    it. compress: how a block becomes one key and one value, "mean" or "mlp".
+    selected block, and number of them. window: last tokens that a query sees, its own included; in the encoder role
+    also `window` - 1 after it. compress: how a block becomes one key and one value, "mean" or "mlp".
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
