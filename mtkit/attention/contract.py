@@ -191,7 +191,8 @@ class Attention(nn.Module):
     reads_query: bool = True
     """Whether outputs depend on the query's content; False in the cross role if weights depend only on positions."""
     learns_by_steps: bool = True
-    """Whether decoding steps can train it; False if only `forward` has its losses, its samples or its statistics."""
+    """Whether steps in the cross role can train it; False if only `forward` has its losses, its samples or its
+    statistics."""
     reads_marks: bool = False
     """Whether outputs or losses depend on marks, which a model computes only then."""
     longest: int | None = None

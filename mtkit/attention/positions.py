@@ -95,7 +95,7 @@ class Shaw(Positions):
 
     def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor | None:
         """Return scale * q . a_K of the distance, (B, H, ..., T, S), through one product with the table."""
-        by_distance = (q @ self.keys.T) * scale  # (B, H, ..., T, 2 clip + 1)
+        by_distance = (q @ self.keys.T.type_as(q)) * scale  # (B, H, ..., T, 2 clip + 1)
         bucket = self._bucket(query_position, key_position)
         return by_distance.gather(-1, bucket.expand(*q.shape[:-1], bucket.shape[-1]))
 

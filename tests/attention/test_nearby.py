@@ -27,7 +27,7 @@ def takes(name: str) -> bool:
         check_slots(mechanisms()[name], NEARBY)
     except MtkitError:
         return False
-    return "encoder" in mechanisms()[name].roles
+    return True
 
 
 TAKING = [name for name in mechanisms() if takes(name)]

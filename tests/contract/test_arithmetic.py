@@ -16,7 +16,7 @@ from mtkit.attention.lowrank._landmarks import LandmarkAttention
 from mtkit.attention.marks import marks_from
 from mtkit.attention.positions import POSITIONS
 from mtkit.training.optimization.low_weights import LowWeights
-from tests.contract.cases import Case, each, plain, small, steps, valid_mask
+from tests.contract.cases import Case, each, once, plain, small, steps, valid_mask
 from tests.contract.stack import Stack, make, memory_for, tokens
 
 LENGTHS = [9, 4]
@@ -206,7 +206,18 @@ def check_low_steps(stack: Stack, low: LowWeights, memory: Tensor | None) -> Non
         assert lost < min(0.03, 3 * relative(expected, exact)), "steps differ from forward"
 
 
-@each(lambda case: plain(case) and steps(case))
+@each(lambda case: small(case) and once(case))
+@torch.no_grad()
+def test_a_module_converted_to_bfloat16_attends_in_it(case: Case) -> None:
+    """At a length that crosses every border: steps in the next test are few."""
+    stack, length = make(case, stir=False).bfloat16(), case.long
+    query, memory = tokens(2, length, dtype=torch.bfloat16), memory_for(case, 2, length, dtype=torch.bfloat16)
+    output = stack(query, memory, **masks(case, [length, 9]))
+    assert output.dtype == torch.bfloat16
+    assert output.isfinite().all()
+
+
+@each(steps)
 @torch.no_grad()
 def test_a_module_converted_to_bfloat16_steps_in_it(case: Case) -> None:
     """As its `forward` does, to five roundings of 2**-8; one rounding may turn the choice of a bucket or an edge."""

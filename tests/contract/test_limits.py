@@ -1,11 +1,14 @@
 """Promise 4, for all alike: a mechanism takes over the projections of `full`. Its own limits stand in its own test."""
 
+from contextlib import suppress
+
 import torch
 from torch import nn
 
 from mtkit.attention import build
-from tests.contract.cases import Case, each, once
-from tests.contract.stack import memory_for, tokens
+from mtkit.errors import MtkitError
+from tests.contract.cases import Case, each, once, small, steps
+from tests.contract.stack import make, memory_for, tokens
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
@@ -38,3 +41,12 @@ def test_the_weights_of_full_are_adopted_under_the_names_of_its_projections(case
             assert torch.equal(own[name], state[name]), name
     output = attention(tokens(2, 6), memory_for(case, 2, 5)).output
     assert output.isfinite().all()
+
+
+@each(lambda case: small(case) and steps(case))
+@torch.no_grad()
+def test_steps_beyond_the_maximum_length_go_on_or_are_refused(case: Case) -> None:
+    with suppress(MtkitError):
+        stack = make(case, max_length=12)
+        output, _ = stack.walk(tokens(1, 2, 20), stack.start(1, memory_for(case, 1, 9), hypotheses=2))
+        assert output.isfinite().all()

@@ -7,7 +7,7 @@ import pytest
 
 from mtkit.attention import mechanisms
 from mtkit.attention.registry import Mechanism
-from tests.contract.cases import all_cases
+from tests.contract.cases import Case, all_cases, can_build, small_options
 from tests.contract.slots import covering, taken, values
 
 
@@ -31,6 +31,15 @@ def test_each_role_and_each_value_that_a_mechanism_takes_is_tested(mechanism: Me
     heads = mechanism.name == "full"  # the names of what fills its other slots stand for these
     for role, each in wanted.items():
         assert all((role, f"{slot}={name}") in singles for slot, name in each if not heads or slot == "positions")
+
+
+@pytest.mark.parametrize("mechanism", mechanisms().values(), ids=list(mechanisms()))
+def test_each_slot_that_a_mechanism_declares_can_be_filled_in_some_role(mechanism: Mechanism) -> None:
+    for declared in getattr(mechanism.kind, "slots", {}):
+        names = [name for slot, name in (*values(), ("nearby", "convolution")) if slot == declared]
+        options = [small_options(mechanism.kind) | {declared: name} for name in names]
+        cases = [Case(mechanism.name, role, declared, each) for each in options for role in mechanism.roles]
+        assert any(map(can_build, cases)), declared
 
 
 def test_every_pair_of_values_is_tested_around_some_mechanism() -> None:

@@ -115,14 +115,11 @@ class SingleHead(QueryBlocks):
 
     def bias(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         """Return b_(j-i), (T, S), of positions i (T,) and j (S,). Raises: MtkitError for a distance without a bias."""
-        length = max(len(query_position), len(key_position))
         distance = key_position - query_position.unsqueeze(-1)
         if self.chunk == self.reach:
             distance = distance.clamp(1 - self.reach, self.reach - 1)  # only pairs of different chunks are farther
-        elif length > self.reach:
-            raise MtkitError(
-                f"the attention was built for {self.reach} positions, not {length}: raise model.max_length"
-            )
+        else:
+            self._check_length(max(len(query_position), len(key_position)))
         return self.table.index_select(0, (distance + self.reach - 1).flatten()).view_as(distance)
 
     def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
@@ -181,7 +178,12 @@ class SingleHead(QueryBlocks):
         return Pairs(q, columns, key_position[-1:], key_position, state=state, hypotheses=query.shape[1]), state
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """Attend with the newest token; keys of finished chunks have weights of zero."""
+        """Attend with the newest token; keys of finished chunks have weights of zero.
+
+        Raises: MtkitError for a distance without a bias.
+        """
+        if self.site.role == "cross":  # whose keys do not show the position of the query
+            self._check_length(state["count"] + 1)
         attended, state = super().advance(inputs, state)
         if attended.weights is not None and "shared" not in state:
             hidden = state["count"] - attended.weights.shape[-1]
@@ -192,6 +194,12 @@ class SingleHead(QueryBlocks):
     def learned_numbers(self, inputs: Inputs | None = None) -> dict[str, Tensor]:
         """Add the bias by distance."""
         return super().learned_numbers(inputs) | {"bias by distance": self.table.detach().clone().unsqueeze(0)}
+
+    def _check_length(self, length: int) -> None:
+        if length > self.reach:
+            raise MtkitError(
+                f"the attention was built for {self.reach} positions, not {length}: raise model.max_length"
+            )
 
     def _visible(self, pairs: Pairs) -> Tensor | None:
         """Return which keys each query sees, broadcastable to (B, 1, T, S); None: all."""

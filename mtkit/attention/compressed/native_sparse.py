@@ -58,17 +58,17 @@ class Compressor(nn.Module):
             nn.init.zeros_(self.outer.bias)
 
     def forward(self, rows: Tensor, there: Tensor | None = None) -> Tensor:
-        """Map rows (B, G, P, block, K) to (B, G, P, K); there is no mask, because all blocks are complete."""
+        """Map rows (B, G, P, block, K) to (B, G, P, K), of the same type; there is no mask: all blocks are complete."""
         compressed: Tensor = self.outer(F.relu(self.inner((rows.type_as(self.positions) + self.positions).flatten(-2))))
-        return compressed
+        return compressed.type_as(rows)
 
 
 class NativeSparse(HeadAttention):
     """Gated sum of softmax attention to compressed blocks, selected blocks and a window.
 
     block, stride: tokens per compressed block, and distance from one to the next. selected_block, selected: tokens per
-    selected block, and number of them. window: last tokens that a query sees, in the encoder role also as many after
-    it. compress: how a block becomes one key and one value, "mean" or "mlp".
+    selected block, and number of them. window: last tokens that a query sees, its own included; in the encoder role
+    also `window` - 1 after it. compress: how a block becomes one key and one value, "mean" or "mlp".
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -161,6 +161,7 @@ class NativeSparse(HeadAttention):
         if k.shape[2] > self.selected * self.size:
             over: dict[str, Any] = {"length": k.shape[2], "self_role": inputs.memory is None, "valid": valid}
             compressed, chosen = attend_and_choose(unrotated, keys, values, self.choice, **how, **over)
+            compressed = compressed.type_as(v)
             chosen = replay_choice(chosen, -(-k.shape[2] // self.size) + 1)
             how |= {"causal": self.site.causal, "valid": valid}
             selected = attend_chosen(q, k.type_as(v), v, chosen, self.size, near=self._forced, **how)

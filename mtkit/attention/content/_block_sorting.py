@@ -132,11 +132,7 @@ class BlockSorting(HeadAttention):
         MtkitError if an mlp was built for fewer positions.
         """
         causal = self.site.causal
-        if self.longest is not None and tokens.shape[1] > self.longest:
-            raise MtkitError(
-                f"sinkhorn_sortnet=mlp was built for {self.longest} positions, not {tokens.shape[1]}: "
-                "raise model.max_length"
-            )
+        self._check_length(tokens.shape[1])
         if self.learned:
             x = tokens.unsqueeze(1)
             sums = sums_to_blocks(x, size) if causal else block_sums(x, size, valid)
@@ -164,7 +160,7 @@ class BlockSorting(HeadAttention):
 
     def learned_scores(self, sums: Tensor, blocks: int) -> Tensor:
         """Return the scores (B, H, P, N) of the first `blocks` from sums of tokens (B, P, D)."""
-        scores = F.relu(self.place_proj(F.relu(self.block_proj(sums))))
+        scores = F.relu(self.place_proj(F.relu(self.block_proj(sums.type_as(self.block_proj.weight)))))
         return upcast(scores).unflatten(-1, (self.site.heads, -1))[..., :blocks].transpose(1, 2)
 
     def start_order(self, batch_size: int, hypotheses: int) -> State:
@@ -176,8 +172,13 @@ class BlockSorting(HeadAttention):
         return state if self.learned else {**state, "means": like.new_zeros(*leading, p.key_heads, 0, p.key_width)}
 
     def next_token(self, state: State, token: Tensor, q: Tensor) -> State:
-        """Add the newest token (B, N, D), or its queries (B, N, H, K), to the sums."""
-        return {**state, "sums": state["sums"] + upcast(token if self.learned else q), "count": state["count"] + 1}
+        """Add the newest token (B, N, D), or its queries (B, N, H, K), to the sums.
+
+        Raises: MtkitError if an mlp was built for fewer positions.
+        """
+        count = state["count"] + 1
+        self._check_length(count)
+        return {**state, "sums": state["sums"] + upcast(token if self.learned else q), "count": count}
 
     def next_block(self, state: State, keys: Tensor) -> tuple[Tensor, State]:
         """Return the weights (B*N, H, 1, N) of the block that the newest token begins, after keys (B*N, G, t, K)."""
@@ -231,6 +232,12 @@ class BlockSorting(HeadAttention):
     def after_update(self, update: int, total_updates: int) -> None:
         super().after_update(update, total_updates)
         self.updates.fill_(update)
+
+    def _check_length(self, length: int) -> None:
+        if self.longest is not None and length > self.longest:
+            raise MtkitError(
+                f"sinkhorn_sortnet=mlp was built for {self.longest} positions, not {length}: raise model.max_length"
+            )
 
     def _gumbel(self, number: Tensor) -> Tensor:
         """Return Gumbel noise (H, N, N), a function of seed, role, layer, update, head and both blocks."""

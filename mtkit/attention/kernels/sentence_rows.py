@@ -33,14 +33,15 @@ def attend_within(
     decrease; query_valid (B, T), key_valid (B, S). Causal queries and keys are the same tokens. The output of padding,
     and of a query without keys, is 0.
     """
-    most = int(torch.maximum(own.max(), key.max())) + 1
+    own, key = (x if valid is None else x.where(valid, 0) for x, valid in ((own, query_valid), (key, key_valid)))
+    most = torch.maximum(own.max(), key.max()) + 1
     offset = most * torch.arange(len(q), device=q.device).unsqueeze(1)  # no two documents share a number
     (queries, own), (keys, key) = _real(own + offset, query_valid), _real(key + offset, key_valid)
     place = _since_change(key)
     longest = int(place.amax()) + 1 if len(key) else 1
     row = (torch.arange(len(key), device=q.device) - place) // longest
-    row_of = row.new_full((len(q) * most,), -1).index_put((key,), row)
-    own_row = row_of[own].cummax(0).values.clamp(min=0)  # a query without keys is in the row of the query before it
+    earlier = torch.searchsorted(key, own, right=True)  # number of keys in the query's sentence or before it
+    own_row = F.pad(row, (1, 0))[earlier]  # a query without keys is in the row of the key before it
     count = len(key) // longest + 1
     query_rows, key_rows = _Rows.of(queries, own, own_row, count), _Rows.of(keys, key, row, count)
     same = query_rows.number.unsqueeze(2) == key_rows.number.unsqueeze(1)

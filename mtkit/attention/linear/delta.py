@@ -65,7 +65,7 @@ class Delta(HeadAttention):
     keeps_shapes = True
     unrounded = True
     # other positions add to scores, which do not exist here
-    slots = combining("merge", "nearby", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
+    slots = combining("merge", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"chunk": 3}
     variants = ({"feature_map": "elu1"}, {"nu": 3})
 

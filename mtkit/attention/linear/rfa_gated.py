@@ -22,6 +22,7 @@ from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import Gates
 from mtkit.attention.linear._random_features import FEATURE_MAPS, RandomFeatureAttention
 from mtkit.attention.options import OneOf, Positive, Within
+from mtkit.attention.slots import OWN_VECTORS, combining
 
 
 class GatedRFA(RandomFeatureAttention):
@@ -35,6 +36,7 @@ class GatedRFA(RandomFeatureAttention):
     """
 
     roles = published = frozenset({"decoder"})
+    slots = combining("merge", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
     variants = ({"feature_map": "arc-cosine"}, {"gate_bias": -1.0})
     gated = True
 

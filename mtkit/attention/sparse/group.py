@@ -221,6 +221,6 @@ class Group(ProductAttention):
 
 
 def _last(sentence: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the last real sentence (B, 1) of sentence numbers (B, S)."""
-    real = sentence if valid is None else sentence.masked_fill(~valid, torch.iinfo(sentence.dtype).min)
+    """Return the last real sentence (B, 1) of sentence numbers (B, S); 0 if all tokens are padding."""
+    real = sentence if valid is None else sentence.masked_fill(~valid, 0)
     return real.amax(1, keepdim=True)

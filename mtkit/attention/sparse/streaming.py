@@ -35,7 +35,7 @@ class Streaming(PatternAttention):
     growth = 1
     longest_path = "O(T / r)"
     # rotary positions alone are rotations of queries and keys; others would need their own renumbering
-    slots = combining("projection", "merge", "regularizer", "nearby", positions={"rotary"})
+    slots = combining("projection", "merge", "regularizer", positions={"rotary"})
     small: ClassVar[dict[str, Any]] = {"first_tokens": 2, "window_radius": 3}
     variants = ({"first_tokens": 0}, {"window_radius": [2, 4]})
 

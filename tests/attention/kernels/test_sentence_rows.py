@@ -36,3 +36,14 @@ def test_rows_are_a_mask(causal: bool, share: float) -> None:
         upstream = torch.randn_like(outputs)
         found, wanted = (torch.autograd.grad(each, (q, k, v), upstream) for each in (outputs, expected))
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_rows_take_no_memory_for_large_numbers(real: bool) -> None:
+    """A table of all numbers would be too large, both of real sentences and of padding, whose numbers are arbitrary."""
+    own, key, x = numbers(3, 9, 0.3), numbers(3, 7, 0.3), torch.randn(3, 2, 9, 8)
+    valid = torch.arange(9) < torch.tensor([[9], [0], [5]])
+    how = {"query_valid": valid, "key_valid": valid[:, :7], "scale": 0.3, "causal": False}
+    expected = attend_within(x, x[:, :, :7], x[:, :, :7], own, key, **how)
+    larger = (each + 2**40 if real else each.where(mask, 2**62) for each, mask in ((own, valid), (key, valid[:, :7])))
+    torch.testing.assert_close(attend_within(x, x[:, :, :7], x[:, :, :7], *larger, **how), expected)

@@ -73,6 +73,19 @@ def test_a_long_context_in_rows_of_sentences_is_the_same(
     torch.testing.assert_close(rows.losses, whole.losses)
 
 
+@pytest.mark.parametrize("long", [2, group.LONG])
+@torch.no_grad()
+def test_a_source_of_padding_alone_gives_zero_before_out_proj(long: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "LONG", long)
+    attention, (x, marks, _), (memory, memory_marks, _) = make("cross"), document(LENGTHS), document(SOURCES)
+    x, marks, memory, memory_marks = (each.expand(2, *each.shape[1:]) for each in (x, marks, memory, memory_marks))
+    given = {"query_marks": marks, "memory_marks": memory_marks}
+    valid = torch.arange(memory.shape[1]) < torch.tensor([[0], [9]])
+    output = attention(x, memory, memory_valid=valid, **given).output
+    torch.testing.assert_close(output[0], attention.out_proj.bias.expand_as(output[0]))
+    assert (output[1] - attention.out_proj.bias).abs().amax(-1).min() > 1e-3
+
+
 @pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
 @torch.no_grad()
 def test_one_sentence_is_full_attention(role: str) -> None:
