@@ -90,8 +90,8 @@ def _distribution(place: str, values: Sequence[Any] | Range) -> "BaseDistributio
 
     if not isinstance(values, Range):
         return CategoricalDistribution([_internal(value) for value in values])
-    if isinstance(values.low, int) and isinstance(values.high, int) and is_whole(place):
-        return IntDistribution(values.low, values.high, log=values.log)
+    if is_whole(place, values.low, values.high):
+        return IntDistribution(int(values.low), int(values.high), log=values.log)
     return FloatDistribution(values.low, values.high, log=values.log)
 
 

@@ -86,6 +86,16 @@ def test_points_are_in_their_ranges() -> None:
     assert {tuple(point["training.betas"]) for point in found} == {(0.9, 0.98), (0.9, 0.999)}
 
 
+def test_whole_numbers_are_drawn_between_ends_written_as_1e2() -> None:
+    settings = {
+        "training.warmup_updates": {"low": 1e2, "high": 1e3},
+        "attention.options.window_radius": {"low": 1, "high": 4},
+        "attention.options.dropout": {"low": 0.0, "high": 1.0, "log": False},
+    }
+    (point,) = points(search(settings, method="random"), [], [])
+    assert [type(value) for value in point.values()] == [int, int, float]
+
+
 def test_a_range_narrower_than_its_digits_is_kept() -> None:
     narrow = {"training.peak_rate": {"low": 0.00123456781, "high": 0.00123456789}}
     (point,) = points(search(narrow, method="random", trials=1), [], [])
