@@ -78,10 +78,12 @@ class Plan:
             yield from (self.trial(entry, task, seed, {}) for seed in seeds)
             return
         stage = "search" if search.share < 1 else "final"
-        # a point that is written in another way, as 0 and 0.0, is the trial that has begun
-        known = [dict(row["point"]) for row in begun if row["stage"] == stage]
-        grid = [next((other for other in known if other == point), point) for point in search.grid()]
-        points = grid if search.method == "grid" else self._asked(rows, begun, stage)
+        if search.method == "grid":
+            # a point that is written in another way, as 0 and 0.0, is the trial that has begun
+            known = [dict(row["point"]) for row in begun if row["stage"] == stage]
+            points = [next((other for other in known if other == point), point) for point in search.grid()]
+        else:
+            points = self._asked(rows, begun, stage)
         tried = [self.trial(entry, task, seeds[0], point, stage) for point in points]
         yield from tried
         done = {row["trial"] for row in rows}
