@@ -100,9 +100,7 @@ def _point(line: Line, table: Table) -> Point:
     ]
     ends = {} if summary is None else {"low": summary.low, "high": summary.high}
     known = {name: end for name, end in ends.items() if end is not None}
-    return Point(
-        line.entry, line.family, values, costs=costs, curves=curves, failed=line.failed.count("seed "), **known
-    )
+    return Point(line.entry, line.family, values, costs=costs, curves=curves, failed=len(line.failures), **known)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -80,10 +80,15 @@ class Line:
     """Difference to the first entry by column, for scores of the first side."""
     rows: Sequence[Row] = ()
     """Rows of the seeds that did not fail."""
-    failed: str = ""
-    """Why seeds failed; empty if none did."""
+    failures: Sequence[str] = ()
+    """Why seeds failed, as "seed 2: out of memory"."""
     shared: bool = False
     """Whether its timings were measured while other trials ran on the machine."""
+
+    @property
+    def failed(self) -> str:
+        """Why seeds failed; empty if none did."""
+        return "; ".join(self.failures)
 
     @property
     def chosen(self) -> str:
@@ -222,7 +227,7 @@ def _line(entry: str, task: str | None, columns: Sequence[Column], good: Sequenc
         good[0]["family"] if good else None,
         values,
         rows=good,
-        failed="; ".join(failures),
+        failures=failures,
         shared=any(row.get("shared") for row in good),
     )
 
