@@ -91,7 +91,7 @@ def _point(line: Line, table: Table) -> Point:
         [
             {
                 **point,
-                "flops": point["tokens"] * row.get("flops_per_token", 0) or None,
+                "flops": point["tokens"] * (row.get("flops_per_token") or 0) or None,
                 "seconds": None if line.shared else point["seconds"],
             }
             for point in row["curve"]

@@ -55,6 +55,11 @@ def test_failed_trials_are_counted_by_row(tiny: Made, opened: Opened) -> None:
     assert _point(table.lines[0], table).failed == 1
 
 
+def test_unknown_flops_have_no_curve(tiny: Made, opened: Opened) -> None:
+    table = build(filled(tiny, opened, "full", flops_per_token=None))
+    assert _point(table.lines[0], table).curves[0][0]["flops"] is None
+
+
 def test_ranks_are_over_seeds_and_tasks_that_all_have(tiny: Made, opened: Opened) -> None:
     folder = filled(tiny, opened, "full", "band", "linear")
     table = build(folder)
