@@ -176,12 +176,15 @@ class Folder:
         """Read study.json. Raises: MtkitError if it is damaged or has another version."""
         if self._study_path.exists():
             check_regular(self.path)
-        content = read_stored(self._study_path, _Study, "choose another --output", version=FORMAT)
+        content = self._stored_study()
         try:
             settings = StudySettings.model_validate(content["settings"])
         except ValidationError as error:
             raise MtkitError(f"{self._study_path} is damaged ({explain(error)}); choose another --output") from error
         return Study(content["base"], tuple(Entry(**entry) for entry in content["entries"]), settings)
+
+    def _stored_study(self) -> _Study:
+        return read_stored(self._study_path, _Study, "choose another --output", version=FORMAT)
 
     def add(self, trial: Trial, data: str) -> None:
         """Write the settings of a trial, to be trained on prepared data with the fingerprint `data`.
@@ -227,7 +230,7 @@ class Folder:
         rows = [row for row in loaded if row is not None]
         if not self._study_path.exists():
             return rows
-        order = {entry.name: place for place, entry in enumerate(self.study().entries)}
+        order = {entry["name"]: place for place, entry in enumerate(self._stored_study()["entries"])}
         return sorted(rows, key=lambda row: order.get(row["entry"], len(order)))
 
     def damaged(self) -> list[str]:
