@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,10 @@ def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
         if isinstance(other, Path):
             _check_settings(folder.study(), row, other)
     _check_data(folder, rows_to_join)
-    for other in others:
-        if isinstance(other, Folder):
-            study = other.study()
-            if folder.exists():  # the columns of the table stay as they are
-                kept = study.settings.model_copy(update={"columns": folder.study().settings.columns})
-                study = Study(study.base, study.entries, kept)
-            folder.open(study)
+    if studies := [other.study() for other in others if isinstance(other, Folder)]:
+        first = folder.study() if folder.exists() else studies[0]  # the columns of its table stay as they are
+        kept = {"columns": first.settings.columns}
+        folder.open(*(replace(study, settings=study.settings.model_copy(update=kept)) for study in studies))
     copied = 0
     for other, row in rows_to_join:
         name = row["trial"]
