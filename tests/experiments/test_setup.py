@@ -54,6 +54,13 @@ def test_another_task_of_the_same_label_is_refused(tmp_path: Path) -> None:
         set_up(study, Folder(tmp_path))
 
 
+def test_the_folder_of_something_else_is_refused_before_data_is_prepared(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(MtkitError, match="not the folder of a comparison"):
+        set_up(make_study({"settings": SETTINGS, "entries": ["full"], "tasks": [SHORT]}), Folder(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
 def test_two_tasks_with_one_label_are_refused(tmp_path: Path) -> None:
     study = make_study({"settings": SETTINGS, "entries": ["full"], "tasks": [SHORT, {**SHORT, "label": "a"}] * 2})
     with pytest.raises(MtkitError, match="two tasks have the label 'copy-train-40-valid-4-test-4'"):
