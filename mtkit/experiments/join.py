@@ -22,14 +22,14 @@ from mtkit.recipe.settings import LIMITS
 from mtkit.storage.files import inside, write_json
 
 
-def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
+def join(folder: Folder, others: Sequence[Folder | Path], study: Study | None = None) -> tuple[int, int]:
     """Copy the rows of other folders, with their trials and statistics, or of results.jsonl files, which have none.
 
     Runs stay in their folders. Return the number of copied rows, and the number of trials that the folder had already:
-    their rows are kept as they are, except that a failure is replaced.
+    their rows are kept as they are, except that a failure is replaced. `study` is the one that the folder gets next.
 
-    Raises: MtkitError if rows have other settings, before anything is copied, and for a file if the folder has no
-    study.
+    Raises: MtkitError if rows or the study have other settings, before anything is copied, and for a file if the
+    folder has no study.
     """
     rows_to_join = [(other, row) for other in others for row in _rows(other)]
     if not rows_to_join:
@@ -47,7 +47,9 @@ def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
     if studies := [other.study() for other in others if isinstance(other, Folder)]:
         first = folder.study() if folder.exists() else studies[0]  # the columns of its table stay as they are
         kept = {"columns": first.settings.columns}
-        folder.open(*(replace(study, settings=study.settings.model_copy(update=kept)) for study in studies))
+        if study is not None:
+            folder.combined(*studies, study)
+        folder.open(*(replace(other, settings=other.settings.model_copy(update=kept)) for other in studies))
     copied = 0
     for other, row in rows_to_join:
         name = row["trial"]
