@@ -1,5 +1,6 @@
 """Set-up of a study: the prepared data of its tasks, and the widths of matched models."""
 
+import re
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -80,7 +81,7 @@ def task_label(task: str | Mapping[str, Any]) -> str:
     if isinstance(task, str):
         return task
     options = [f"{key}-{value}" for key, value in task.items() if key != "name"]
-    return slug(str(task.get("label") or "-".join([str(task.get("name", "task")), *options])))
+    return slug(str(task.get("label") or "-".join([str(task.get("name", "task")), *options])), re.UNICODE)
 
 
 def _check_metrics(study: Study) -> None:

@@ -16,6 +16,8 @@ def test_a_task_is_named_by_its_label() -> None:
     assert task_label("copy") == "copy"
     assert task_label({"name": "copy", "longest": 8}) == "copy-longest-8"
     assert task_label({"name": "copy", "longest": 8, "label": "short copy"}) == "short-copy"
+    assert task_label({"name": "copy", "label": "短い コピー"}) == "短い-コピー"
+    assert len(task_label({"name": "copy", "label": "短い" * 50}).encode()) <= 100
 
 
 def test_the_label_is_no_setting_of_the_task(tmp_path: Path) -> None:
