@@ -302,6 +302,8 @@ def _reproduce(rows: Path | None, number: int | None, out: Path, device: str, th
         for metric, score in scores.items():
             again = result.after["scores"][side][metric]["value"]
             typer.echo(f"{side} {metric}: {score['value']:.4f}, computed again: {again:.4f}")
+    if result.earlier:
+        typer.echo(f"note: an earlier command computed it; delete {place.path} to compute it again")
     for line in result.circumstances:
         typer.echo(f"note: {line}")
     typer.echo("the row came back" if not result.differences else f"differs: {'; '.join(result.differences)}")

@@ -116,6 +116,8 @@ class Reproduced:
 
     before: Mapping[str, Any]
     after: Mapping[str, Any]
+    earlier: bool = False
+    """Whether an earlier call computed it, so that this one did not."""
 
     @property
     def differences(self) -> list[str]:
@@ -145,8 +147,8 @@ def reproduce(
 ) -> Reproduced | int:
     """Compute row `number` (from 1) of a results.jsonl again in a new folder; return it, or the signal that stopped it.
 
-    The data is prepared in the folder if the row's own is not there. A training limited by minutes stops after the
-    row's updates.
+    If the folder has the row, it is returned as it is. The data is prepared in the folder if the row's own is not
+    there. A training limited by minutes stops after the row's updates.
 
     Raises: MtkitError if there is no such row, its data is another now, or the trial fails.
     """
@@ -166,6 +168,7 @@ def reproduce(
     trial = Trial(row["trial"], row["entry"], row["task"], row["seed"], row["stage"], row["point"], settings)
     study = StudySettings(sides=tuple(row["scores"]), entries=(row["entry"],), seeds=(row["seed"],))
     folder.open(Study({}, (Entry(row["entry"], {}),), study))
+    known = folder.row(trial.name)
     with Children(folder, device, threads) as children:
         stopped = compare(
             folder, _OneTrial(trial), {row["task"]: row["data"]}, children, show=show, done=lambda _: None
@@ -176,7 +179,7 @@ def reproduce(
     assert after is not None
     if "failed" in after:
         raise MtkitError(f"row {number} of {rows_file} cannot be computed again: {after['failed']}")
-    return Reproduced(row, after)
+    return Reproduced(row, after, earlier=after == known)
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,10 @@ def test_a_row_comes_back(tiny: Made, opened: Opened, tmp_path: Path, monkeypatc
     assert found.differences == []
     assert found.circumstances == []
     assert found.after["scores"] == found.before["scores"]
+    assert not found.earlier
+    found = reproduce(rows, 2, Folder(tmp_path / "again"), device="cpu", threads=1, show=lambda line: None)
+    assert isinstance(found, Reproduced)
+    assert found.earlier
 
 
 def test_differences_are_named() -> None:
