@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from mtkit.errors import MtkitError
 from mtkit.experiments import compare as comparing
-from mtkit.experiments.children import Children
+from mtkit.experiments.children import Children, how_ended
 from mtkit.experiments.compare import compare, outcome_of
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.run import run_trial
@@ -110,6 +110,11 @@ def test_a_failure_names_its_trial_and_its_log_once(tiny: Made, opened: Opened) 
         run_trial(folder, wrong.name, torch.device("cpu"), {})
     folder.fail(wrong.name, str(raised.value))
     assert outcome_of(folder, wrong.name).startswith("wrong: failed: its recipe: model.d_model = 35.5:")
+
+
+def test_a_real_time_signal_has_no_name() -> None:
+    assert how_ended(-9) == "was stopped by SIGKILL, perhaps out of memory"
+    assert how_ended(-40) == "was stopped by signal 40"
 
 
 def test_a_search_goes_on_with_the_seeds_of_its_choice(tiny: Made, opened: Opened) -> None:
