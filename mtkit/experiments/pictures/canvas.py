@@ -2,7 +2,7 @@
 
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,18 @@ def save(figure: Any, path: Path) -> Path:
     return path
 
 
-def shortened(name: str) -> str:
-    """Return a name of at most `LONGEST` letters: both ends stay, because options and roles are at the end."""
-    if len(name) <= LONGEST:
-        return name
-    half = (LONGEST - 1) // 2
-    return f"{name[:half]}…{name[-half:]}"
+def shortened(names: Iterable[str]) -> dict[str, str]:
+    """Return each name in at most `LONGEST` letters, or in as many as are needed for different names to stay different.
+
+    Both ends stay, because options and roles are at the end.
+    """
+    most, short = LONGEST, {name: _cut(name, LONGEST) for name in names}
+    while len(set(short.values())) < len(short):
+        most += 8
+        short = {name: _cut(name, most) for name in short}
+    return short
+
+
+def _cut(name: str, most: int) -> str:
+    half = (most - 1) // 2
+    return name if len(name) <= most else f"{name[:half]}…{name[-half:]}"

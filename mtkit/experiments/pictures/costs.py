@@ -185,9 +185,10 @@ def _label(
     """Write the names of the chosen entries, with a line to a distant dot, and of others if there is room."""
     from matplotlib.patheffects import withStroke
 
+    names = shortened(point.name for point in points)
     texts = {
         index: axes.text(
-            0, 0, shortened(point.name), fontsize=8 if index in chosen else 6.5, verticalalignment="bottom",
+            0, 0, names[point.name], fontsize=8 if index in chosen else 6.5, verticalalignment="bottom",
             color=INK if index in chosen else "#666666", gid=f"label {point.name}",
             path_effects=[withStroke(linewidth=2.5, foreground="white")],  # readable on lines
         )

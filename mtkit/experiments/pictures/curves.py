@@ -109,7 +109,7 @@ def draw_curves(points: Sequence[Point], metric: str, title: str) -> Any:
     )
     # by hand: matplotlib leaves labels that begin with _ out
     lines = {line.get_gid(): line for line in grid[0].get_lines() if line.get_gid() in styles}
-    labels = [shortened(name) + " (first entry)" * (name == points[0].name) for name in lines]
+    labels = [short + " (first entry)" * (name == points[0].name) for name, short in shortened(lines).items()]
     figure.legend([*lines.values()], labels, loc="outside right upper", title="best first")
     return figure
 
