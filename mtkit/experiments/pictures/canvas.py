@@ -1,6 +1,5 @@
 """Common parts of all pictures: figures without a window system, fonts, colours, title and note, and the PNG file."""
 
-import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Any
 from mtkit.attention.registry import OTHERS
 from mtkit.evaluation.pictures.figures import font_families
 from mtkit.storage.files import writing
+from mtkit.terminal import text_width, wrapped
 
 DPI = 150
 INK, FAINT = "#222222", "#8a8a8a"
@@ -76,7 +76,7 @@ def entitle(figure: Any, title: str, *notes: str) -> None:
     """Write the title above the picture, and the notes that are not empty below it."""
     figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=12, fontweight="bold")
     if text := " ".join(filter(None, notes)):
-        lines = textwrap.fill(text, width=int(15 * figure.get_figwidth()))
+        lines = wrapped(text, int(15 * figure.get_figwidth()))
         figure.supxlabel(lines, x=0.01, horizontalalignment="left", fontsize=8, color="#555555")
 
 
@@ -90,7 +90,7 @@ def save(figure: Any, path: Path) -> Path:
 def shortened(names: Iterable[str]) -> dict[str, str]:
     """Return each name in at most `LONGEST` letters, or in as many as are needed for different names to stay different.
 
-    Both ends stay, because options and roles are at the end.
+    A wide letter, such as a Chinese one, counts as two. Both ends stay, because options and roles are at the end.
     """
     most, short = LONGEST, {name: _cut(name, LONGEST) for name in names}
     while len(set(short.values())) < len(short):
@@ -100,5 +100,7 @@ def shortened(names: Iterable[str]) -> dict[str, str]:
 
 
 def _cut(name: str, most: int) -> str:
-    half = (most - 1) // 2
-    return name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
+    if text_width(name) <= most:
+        return name
+    half = (most - 1) * len(name) // (2 * text_width(name))  # in letters
+    return f"{name[:half]}…{name[-half:]}"

@@ -78,6 +78,14 @@ def test_long_names_keep_both_ends() -> None:
     assert found[long].endswith("aend")
 
 
+def test_wide_letters_count_as_two() -> None:
+    (name,) = shortened(["長い名前" * 20]).values()
+    assert LONGEST // 2 - 3 < len(name) <= LONGEST // 2
+    figure = new_figure(4, 2)
+    entitle(figure, "", "名前, " * 40)
+    assert max(map(len, figure.get_supxlabel().split("\n"))) <= 45
+
+
 def test_different_names_stay_different() -> None:
     names = [f"band[window_radius=16,positions={kind}]+norm=post+preset=small@encoder" for kind in ("rotary", "alibi")]
     assert len(set(shortened(names).values())) == 2
