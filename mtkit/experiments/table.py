@@ -82,6 +82,8 @@ class Line:
     """Rows of the seeds that did not fail."""
     failures: Sequence[str] = ()
     """Why seeds failed, as "seed 2: out of memory"."""
+    segments: bool = False
+    """Whether intervals are over test segments too: their statistics are in the folder."""
     shared: bool = False
     """Whether its timings were measured while other trials ran on the machine."""
 
@@ -264,7 +266,7 @@ def _tested(lines: Sequence[Line], baseline: str, folder: Folder, columns: Seque
             tested = {column.key: tests[number - 1]} if tests and number else {}
             line = result[place]
             values = {**line.values, column.key: summary}
-            result[place] = replace(line, values=values, tests={**line.tests, **tested})
+            result[place] = replace(line, values=values, tests={**line.tests, **tested}, segments=True)
     return result
 
 

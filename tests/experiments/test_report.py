@@ -65,6 +65,15 @@ def test_seeds_have_a_deviation_and_p_values(tiny: Made, opened: Opened) -> None
     assert "do not cover the variation between trainings" not in shown
 
 
+def test_lines_without_statistics_of_segments_are_named(tiny: Made, opened: Opened) -> None:
+    wrong = {"full.seed-1": 2, "full.seed-2": 4, "band.seed-1": 1, "band.seed-2": 2}
+    folder = filled(opened, tiny("full", "band", seeds=2), wrong)
+    assert "Without statistics" not in caption(folder.study(), build(folder), folder.rows())
+    (folder.path / "results" / "band.seed-1.safetensors").unlink()
+    shown = caption(folder.study(), build(folder), folder.rows())
+    assert "Without statistics of segments, these intervals are over seeds only: band." in shown
+
+
 def test_one_seed_says_what_it_does_not_cover(tiny: Made, opened: Opened) -> None:
     folder = filled(opened, tiny("full", "band"), {"full.seed-1": 2, "band.seed-1": 1})
     shown = caption(folder.study(), build(folder), folder.rows())
