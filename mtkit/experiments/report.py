@@ -190,6 +190,7 @@ def _searched(study: Study, rows: Sequence[Row]) -> list[str]:
 
 def _escaped(text: str) -> str:
     """Return text with LaTeX's special characters escaped."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$"}
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {letter: f"${letter}$" for letter in "<>|"}  # the default fonts lack them outside formulas
     special |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
     return "".join(special.get(letter, letter) for letter in text)

@@ -6,6 +6,7 @@ import pytest
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.report import caption, csv_text, latex, markdown, text
 from mtkit.experiments.table import build
+from mtkit.experiments.trials import Plan
 from tests.experiments.conftest import Made, Opened
 from tests.experiments.results import row
 from tests.experiments.test_table import filled
@@ -50,6 +51,13 @@ def test_latex_is_a_booktabs_table_with_escaped_text(tiny: Made, opened: Opened)
     rows = [line for line in shown.split("\n") if line.endswith(r"\\")]
     assert {line.count("&") for line in rows} == {rows[0].count("&")}
     assert "seed 1: diverged" in rows[-1]
+
+
+def test_latex_has_the_signs_that_its_first_fonts_lack(tiny: Made, opened: Opened) -> None:
+    folder, _, _ = opened(tiny({"name": "a|b>c<d", "attention": "full"}))
+    folder.add(Plan(folder.study(), {None: {}}, {}).due([])[0], "data")
+    folder.keep("a-b-c-d.seed-1", None, **row(5.0))
+    assert r"a$|$b$>$c$<$d & 5.00" in latex(folder.study(), build(folder), folder.rows())
 
 
 def test_seeds_have_a_deviation_and_p_values(tiny: Made, opened: Opened) -> None:
