@@ -131,7 +131,8 @@ def _byte_ticks(axes: Any, costs: Sequence[float]) -> None:
         low, high = axes.get_xlim()
         step = 2.0 ** math.ceil(math.log2((high - low) / 8))  # 4 to 8 ticks
         axes.xaxis.set_major_locator(MultipleLocator(step))
-    axes.xaxis.set_major_formatter(lambda value, _: in_words(round(value)))
+    # near ticks have different labels
+    axes.xaxis.set_major_formatter(lambda value, _: in_words(round(value), digits=6))
 
 
 def _dot(axes: Any, point: Point, x: float, *, first: bool) -> None:
