@@ -161,11 +161,11 @@ def available_bytes() -> float:
     return min(machine_bytes(), 1024.0 * int(kilobytes["MemAvailable"].split()[0]))
 
 
-def in_words(count: float) -> str:
-    """Format a number of bytes with its unit, as "1.5 TiB"."""
+def in_words(count: float, digits: int = 3) -> str:
+    """Format a number of bytes with its unit, as "1.5 TiB", in at most so many digits, or in 4 from 1,000."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if count < 1024:
-            return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
+            return f"{count:.{digits if count < 999.5 else max(digits, 4)}g} {unit}"
         count /= 1024
     return "more than 1024 PiB"
 

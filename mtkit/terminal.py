@@ -85,14 +85,14 @@ def _wrap(text: str, width: int, indent: str = "") -> str:
     """Wrap a line of text; words are never divided."""
     lines = [""]
     for word in re.findall(" *[^ ]+", text):  # with the spaces before it; a no-break space is part of a word
-        if lines[-1] and _width(lines[-1] + word) > width:
+        if lines[-1] and text_width(lines[-1] + word) > width:
             lines.append(indent + word.lstrip(" "))
         else:
             lines[-1] += word
     return "\n".join(lines)
 
 
-def _width(text: str) -> int:
+def text_width(text: str) -> int:
     """Return the columns that a text takes in a terminal: two for a wide letter, none for a combining mark."""
     if text.isascii():
         return len(text)
@@ -106,12 +106,12 @@ def _least_width(column: Sequence[str], is_text: bool) -> int:
     """Return the width of the longest word in the head, and in the cells if they are text, else of the longest cell."""
     head, *cells = column
     words = [*head.split(), *(word for cell in cells for word in (cell.split() if is_text else [cell]))]
-    return max(map(_width, words), default=0)
+    return max(map(text_width, words), default=0)
 
 
 def _wrapped(rows: Rows, least: Sequence[int], width: int) -> Rows:
     """Return the rows with line breaks that make the table at most `width` wide, if the `least` widths allow it."""
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
     while sum(widths) + 2 * (len(widths) - 1) > width:
         free = [place for place, most in enumerate(widths) if most > least[place]]
         if not free:

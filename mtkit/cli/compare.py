@@ -144,9 +144,10 @@ def compare(
         "columns": parse_names("--columns", columns),
     }
     files = [path for path in join or [] if path.is_file()]
-    if folders := [path for path in join or [] if not path.is_file()]:
-        _join(folder, [Folder(path) for path in folders])
+    folders = [Folder(path) for path in join or [] if not path.is_file()]
     if not is_new:
+        if folders:
+            _join(folder, folders)
         if files:
             _join(folder, files)
         _print(folder, study_settings["columns"])
@@ -156,6 +157,8 @@ def compare(
     chosen = _study(study_settings, parse_options(attention_option))
     if chosen.settings.tasks and data is not None:
         raise MtkitError("the study's tasks have their own data, in --output; leave --data out")
+    if folders:
+        _join(folder, folders, chosen)
     _run(chosen, folder, Place(device, threads, jobs, ray), files)
 
 
@@ -256,14 +259,14 @@ def _print(folder: "Folder", columns: "list[str] | tuple[str, ...]") -> None:
     typer.echo(f"\n{text(folder.study(), table, folder.rows())}\n\n{files}")
 
 
-def _join(folder: "Folder", others: "Sequence[Folder | Path]") -> None:
+def _join(folder: "Folder", others: "Sequence[Folder | Path]", study: "Study | None" = None) -> None:
     from mtkit.experiments.folder import Folder
     from mtkit.experiments.join import join
 
     for other in others:
         for message in other.damaged() if isinstance(other, Folder) else ():
             note(message)
-    copied, known = join(folder, others)
+    copied, known = join(folder, others, study)
     typer.echo(f"{copied} rows added to {folder.path}; {known} were there already", err=True)
     compared = {entry.name for entry in folder.study().entries}
     if left := list(dict.fromkeys(row["entry"] for row in folder.rows() if row["entry"] not in compared)):
@@ -299,6 +302,8 @@ def _reproduce(rows: Path | None, number: int | None, out: Path, device: str, th
         for metric, score in scores.items():
             again = result.after["scores"][side][metric]["value"]
             typer.echo(f"{side} {metric}: {score['value']:.4f}, computed again: {again:.4f}")
+    if result.earlier:
+        typer.echo(f"note: an earlier command computed it; delete {place.path} to compute it again")
     for line in result.circumstances:
         typer.echo(f"note: {line}")
     typer.echo("the row came back" if not result.differences else f"differs: {'; '.join(result.differences)}")

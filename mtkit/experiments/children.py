@@ -149,5 +149,6 @@ def how_ended(status: int) -> str:
     """Return how a process ended, for people: "ended with status 1", "was stopped by SIGTERM"."""
     if status >= 0:
         return f"ended with status {status}"
-    name = signal.Signals(-status).name
+    names = {number.value: number.name for number in signal.Signals}
+    name = names.get(-status, f"signal {-status}")  # real-time signals have no name
     return f"was stopped by {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")

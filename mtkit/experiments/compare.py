@@ -125,7 +125,7 @@ def _finish(folder: Folder, name: str, how: str, runner: Runner, pruning: Prunin
     if pruning is not None:
         folder.prune(name, pruning.curve(name))
     elif runner.signal is None:
-        folder.fail(name, f"its process {how}; see {folder.log(name)}")
+        folder.fail(name, f"its process {how}")
 
 
 def _wait(

@@ -183,12 +183,15 @@ def setting_place(word: str) -> str:
     return _place(word, word)
 
 
-def is_whole(place: str) -> bool:
-    """Return whether a setting, "model.d_model", takes whole numbers. Options of attention may."""
+def is_whole(place: str, low: float, high: float) -> bool:
+    """Return whether a range of a setting, "model.d_model", has whole numbers only.
+
+    The ends tell it for an option of attention, whose type is unknown: 1 to 4 is whole, 0.0 to 1.0 is not.
+    """
     section, _, name = place.partition(".")
     fields: Mapping[str, FieldInfo] = getattr(Recipe.model_fields[section].annotation, "model_fields", {})
     if name not in fields:
-        return True
+        return isinstance(low, int) and isinstance(high, int)
     kind = fields[name].annotation
     return int in {kind, *(inner for part in get_args(kind) for inner in (part, *get_args(part)))}
 

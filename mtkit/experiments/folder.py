@@ -16,6 +16,7 @@ NAME is `task.entry.point.seed-1`, as in `copy.band-window_radius-16.peak_rate-0
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -124,64 +125,72 @@ class Folder:
         """Return whether it has a study."""
         return self._study_path.exists()
 
-    def open(self, study: Study) -> None:
-        """Make the folder, or add entries and seeds to its study.
+    def open(self, *studies: Study) -> None:
+        """Make the folder, or add the entries and seeds of the studies to its study.
 
-        Raises: MtkitError if it is not the folder of a comparison, or has other common settings.
+        Raises: MtkitError as `combined`, before anything is written.
+        """
+        self.combined(*studies)
+        # two commands that add entries at the same time keep both
+        with locked(inside(self.path, "study.lock")):
+            study = self.combined(*studies)
+            write_json(
+                self._study_path,
+                {
+                    "format": FORMAT,
+                    "base": dict(study.base),
+                    "entries": [{"name": entry.name, "settings": dict(entry.settings)} for entry in study.entries],
+                    "settings": study.settings.model_dump(mode="json", exclude={"entries"}),
+                },
+            )
+
+    def combined(self, *studies: Study) -> Study:
+        """Return the folder's study with the entries and seeds of `studies`; write nothing.
+
+        Raises: MtkitError if it is not the folder of a comparison, or two of the studies have other common settings.
         """
         foreign = [name for name in ("runs", "results", "logs", "settings.json") if (self.path / name).exists()]
-        if foreign and not self._study_path.exists():
+        if foreign and not self.exists():
             raise MtkitError(
                 f"{self.path / foreign[0]} exists, but {self.path} is not the folder of a comparison of this version: "
                 "it has no study.json; choose another --output"
             )
-        # two commands that add entries at the same time keep both
-        with locked(inside(self.path, "study.lock")):
-            self._open(study)
+        study = reduce(self._added, [self.study(), *studies] if self.exists() else studies)
+        _refuse_same_files([entry.name for entry in study.entries])
+        return study
 
-    def _open(self, study: Study) -> None:
-        entries = {entry.name: dict(entry.settings) for entry in study.entries}
-        seeds: tuple[int, ...] = ()
-        if self._study_path.exists():
-            previous = self.study()
-            self._refuse(_changed(dict(previous.base), dict(study.base)))
-            self._refuse(_search_changes(previous.settings.search, study.settings.search))
-            # the caption says of all entries whether they are matched
-            self._refuse(differences({"match": previous.settings.match}, {"match": study.settings.match}))
-            # one column would have scores of different sides
-            self._refuse(differences({"sides": previous.settings.sides}, {"sides": study.settings.sides}))
-            previous_entries = {entry.name: dict(entry.settings) for entry in previous.entries}
-            for name in previous_entries.keys() & entries.keys():
-                self._refuse(differences(previous_entries[name], entries[name], name))
-            entries = previous_entries | entries
-            seeds = previous.seeds
-            if study.settings.search is not None and study.seeds[0] != seeds[0]:
-                raise MtkitError(
-                    f"the comparison in {self.path} searches with seed {seeds[0]}; give that seed first, or choose "
-                    "another --output"
-                )
-        _refuse_same_files(list(entries))
-        write_json(
-            self._study_path,
-            {
-                "format": FORMAT,
-                "base": dict(study.base),
-                "entries": [{"name": name, "settings": settings} for name, settings in entries.items()],
-                "settings": study.settings.model_dump(mode="json", exclude={"entries"})
-                | {"seeds": list(dict.fromkeys([*seeds, *study.seeds]))},
-            },
-        )
+    def _added(self, previous: Study, study: Study) -> Study:
+        self._refuse(_changed(dict(previous.base), dict(study.base)))
+        self._refuse(_search_changes(previous.settings.search, study.settings.search))
+        # the caption says of all entries whether they are matched
+        self._refuse(differences({"match": previous.settings.match}, {"match": study.settings.match}))
+        # one column would have scores of different sides
+        self._refuse(differences({"sides": previous.settings.sides}, {"sides": study.settings.sides}))
+        entries = {entry.name: entry for entry in previous.entries}
+        for entry in study.entries:
+            known = entries.setdefault(entry.name, entry)
+            self._refuse(differences(dict(known.settings), dict(entry.settings), entry.name))
+        if study.settings.search is not None and study.seeds[0] != previous.seeds[0]:
+            raise MtkitError(
+                f"the comparison in {self.path} searches with seed {previous.seeds[0]}; give that seed first, or "
+                "choose another --output"
+            )
+        seeds = tuple(dict.fromkeys([*previous.seeds, *study.seeds]))
+        return Study(study.base, tuple(entries.values()), study.settings.model_copy(update={"seeds": seeds}))
 
     def study(self) -> Study:
         """Read study.json. Raises: MtkitError if it is damaged or has another version."""
         if self._study_path.exists():
             check_regular(self.path)
-        content = read_stored(self._study_path, _Study, "choose another --output", version=FORMAT)
+        content = self._stored_study()
         try:
             settings = StudySettings.model_validate(content["settings"])
         except ValidationError as error:
             raise MtkitError(f"{self._study_path} is damaged ({explain(error)}); choose another --output") from error
         return Study(content["base"], tuple(Entry(**entry) for entry in content["entries"]), settings)
+
+    def _stored_study(self) -> _Study:
+        return read_stored(self._study_path, _Study, "choose another --output", version=FORMAT)
 
     def add(self, trial: Trial, data: str) -> None:
         """Write the settings of a trial, to be trained on prepared data with the fingerprint `data`.
@@ -227,7 +236,7 @@ class Folder:
         rows = [row for row in loaded if row is not None]
         if not self._study_path.exists():
             return rows
-        order = {entry.name: place for place, entry in enumerate(self.study().entries)}
+        order = {entry["name"]: place for place, entry in enumerate(self._stored_study()["entries"])}
         return sorted(rows, key=lambda row: order.get(row["entry"], len(order)))
 
     def damaged(self) -> list[str]:

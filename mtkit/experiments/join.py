@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from mtkit.recipe.settings import LIMITS
 from mtkit.storage.files import inside, write_json
 
 
-def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
+def join(folder: Folder, others: Sequence[Folder | Path], study: Study | None = None) -> tuple[int, int]:
     """Copy the rows of other folders, with their trials and statistics, or of results.jsonl files, which have none.
 
     Runs stay in their folders. Return the number of copied rows, and the number of trials that the folder had already:
-    their rows are kept as they are, except that a failure is replaced.
+    their rows are kept as they are, except that a failure is replaced. `study` is the one that the folder gets next.
 
-    Raises: MtkitError if rows have other settings, before anything is copied, and for a file if the folder has no
-    study.
+    Raises: MtkitError if rows or the study have other settings, before anything is copied, and for a file if the
+    folder has no study.
     """
     rows_to_join = [(other, row) for other in others for row in _rows(other)]
     if not rows_to_join:
@@ -44,13 +44,12 @@ def join(folder: Folder, others: Sequence[Folder | Path]) -> tuple[int, int]:
         if isinstance(other, Path):
             _check_settings(folder.study(), row, other)
     _check_data(folder, rows_to_join)
-    for other in others:
-        if isinstance(other, Folder):
-            study = other.study()
-            if folder.exists():  # the columns of the table stay as they are
-                kept = study.settings.model_copy(update={"columns": folder.study().settings.columns})
-                study = Study(study.base, study.entries, kept)
-            folder.open(study)
+    if studies := [other.study() for other in others if isinstance(other, Folder)]:
+        first = folder.study() if folder.exists() else studies[0]  # the columns of its table stay as they are
+        kept = {"columns": first.settings.columns}
+        if study is not None:
+            folder.combined(*studies, study)
+        folder.open(*(replace(other, settings=other.settings.model_copy(update=kept)) for other in studies))
     copied = 0
     for other, row in rows_to_join:
         name = row["trial"]
@@ -117,6 +116,8 @@ class Reproduced:
 
     before: Mapping[str, Any]
     after: Mapping[str, Any]
+    earlier: bool = False
+    """Whether an earlier call computed it, so that this one did not."""
 
     @property
     def differences(self) -> list[str]:
@@ -146,8 +147,8 @@ def reproduce(
 ) -> Reproduced | int:
     """Compute row `number` (from 1) of a results.jsonl again in a new folder; return it, or the signal that stopped it.
 
-    The data is prepared in the folder if the row's own is not there. A training limited by minutes stops after the
-    row's updates.
+    If the folder has the row, it is returned as it is. The data is prepared in the folder if the row's own is not
+    there. A training limited by minutes stops after the row's updates.
 
     Raises: MtkitError if there is no such row, its data is another now, or the trial fails.
     """
@@ -167,6 +168,7 @@ def reproduce(
     trial = Trial(row["trial"], row["entry"], row["task"], row["seed"], row["stage"], row["point"], settings)
     study = StudySettings(sides=tuple(row["scores"]), entries=(row["entry"],), seeds=(row["seed"],))
     folder.open(Study({}, (Entry(row["entry"], {}),), study))
+    known = folder.row(trial.name)
     with Children(folder, device, threads) as children:
         stopped = compare(
             folder, _OneTrial(trial), {row["task"]: row["data"]}, children, show=show, done=lambda _: None
@@ -177,7 +179,7 @@ def reproduce(
     assert after is not None
     if "failed" in after:
         raise MtkitError(f"row {number} of {rows_file} cannot be computed again: {after['failed']}")
-    return Reproduced(row, after)
+    return Reproduced(row, after, earlier=after == known)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _point(line: Line, table: Table) -> Point:
         [
             {
                 **point,
-                "flops": point["tokens"] * row.get("flops_per_token", 0) or None,
+                "flops": point["tokens"] * (row.get("flops_per_token") or 0) or None,
                 "seconds": None if line.shared else point["seconds"],
             }
             for point in row["curve"]
@@ -100,9 +100,7 @@ def _point(line: Line, table: Table) -> Point:
     ]
     ends = {} if summary is None else {"low": summary.low, "high": summary.high}
     known = {name: end for name, end in ends.items() if end is not None}
-    return Point(
-        line.entry, line.family, values, costs=costs, curves=curves, failed=line.failed.count("seed "), **known
-    )
+    return Point(line.entry, line.family, values, costs=costs, curves=curves, failed=len(line.failures), **known)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

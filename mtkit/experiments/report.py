@@ -9,7 +9,7 @@ from mtkit import terminal
 from mtkit.evaluation.seeds import INTERVALS, ONE_SEED, ONE_SEED_TESTS, TESTS
 from mtkit.experiments.rows import Row
 from mtkit.experiments.study import Study, trial_recipe
-from mtkit.experiments.table import Line, Table
+from mtkit.experiments.table import COSTS, Line, Table
 from mtkit.recipe.settings import LIMITS
 
 
@@ -85,6 +85,9 @@ def caption(study: Study, table: Table, rows: Sequence[Row]) -> str:
         sentences.append(f"The feed-forward widths are set so that all models have the first entry's {what} within 1%.")
     if good:
         sentences.append(INTERVALS if seeds > 1 else ONE_SEED)
+    lacking = dict.fromkeys(line.entry for line in table.lines if len(line.rows) > 1 and not line.segments)
+    if lacking and table.primary not in COSTS:
+        sentences.append(f"Without statistics of segments, these intervals are over seeds only: {', '.join(lacking)}.")
     if any(line.tests for line in table.lines):
         sentences.append(TESTS if seeds > 1 else ONE_SEED_TESTS)
     if any(line.shared for line in table.lines):
@@ -187,6 +190,7 @@ def _searched(study: Study, rows: Sequence[Row]) -> list[str]:
 
 def _escaped(text: str) -> str:
     """Return text with LaTeX's special characters escaped."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$"}
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {letter: f"${letter}$" for letter in "<>|"}  # the default fonts lack them outside formulas
     special |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
     return "".join(special.get(letter, letter) for letter in text)

@@ -92,7 +92,7 @@ def run_trial(folder: Folder, name: str, device: torch.device, machine: Mapping[
     Raises: MtkitError and other errors of training and decoding.
     """
     begin, trial = monotonic(), folder.trial(name)
-    recipe = trial_recipe(trial["recipe"], name)
+    recipe = trial_recipe(trial["recipe"], "its recipe")
     prepared = open_prepared(recipe.data.folder)
     if prepared.fingerprint != trial["data"]:
         raise MtkitError(f"the prepared data in {prepared.folder} has changed since the comparison was started")

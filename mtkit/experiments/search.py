@@ -1,5 +1,6 @@
 """Random and Bayesian search of a study's settings by Optuna: the next point from the trials so far."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,15 @@ def points(search: SearchSettings, rows: Sequence[Row], begun: Sequence[Row]) ->
         point = {key: _external(search.settings[key], parameters[key]) for key in search.settings}
         if _key(point) not in tried:
             return [*tried.values(), point]
-    left = [point for point in search.grid() if _key(point) not in tried]
-    return [*tried.values(), left[np.random.default_rng(seed).integers(len(left))]]
+    choices = [_choices(key, values) or [parameters[key]] for key, values in search.settings.items()]
+    shape = [len(values) for values in choices]
+    first = int(np.random.default_rng(seed).integers(math.prod(shape)))
+    for number in range(first, first + len(tried) + 1):  # one of these combinations is new
+        places = np.unravel_index(number % math.prod(shape), shape)
+        point = {key: values[int(place)] for key, values, place in zip(search.settings, choices, places, strict=True)}
+        if _key(point) not in tried:
+            break
+    return [*tried.values(), point]
 
 
 def _outcome(row: Row | None) -> dict[str, Any]:
@@ -71,9 +79,8 @@ def _outcome(row: Row | None) -> dict[str, Any]:
 def size_of(search: SearchSettings) -> int:
     """Return the number of trials per entry: `search.trials`, or all combinations if there are fewer."""
     assert search.trials is not None
-    if any(isinstance(values, Range) for values in search.settings.values()):
-        return search.trials
-    return min(search.trials, len({_key(point) for point in search.grid()}))
+    choices = [_choices(key, values) for key, values in search.settings.items()]
+    return min(search.trials, math.prod(map(len, filter(None, choices)))) if all(choices) else search.trials
 
 
 def require_optuna(what: str) -> None:
@@ -90,9 +97,16 @@ def _distribution(place: str, values: Sequence[Any] | Range) -> "BaseDistributio
 
     if not isinstance(values, Range):
         return CategoricalDistribution([_internal(value) for value in values])
-    if isinstance(values.low, int) and isinstance(values.high, int) and is_whole(place):
-        return IntDistribution(values.low, values.high, log=values.log)
+    if is_whole(place, values.low, values.high):
+        return IntDistribution(int(values.low), int(values.high), log=values.log)
     return FloatDistribution(values.low, values.high, log=values.log)
+
+
+def _choices(place: str, values: Sequence[Any] | Range) -> Sequence[Any] | None:
+    """Return all values of a setting; None for a range of real numbers."""
+    if not isinstance(values, Range):
+        return values
+    return range(int(values.low), int(values.high) + 1) if is_whole(place, values.low, values.high) else None
 
 
 def _internal(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Set-up of a study: the prepared data of its tasks, and the widths of matched models."""
 
+import re
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -30,9 +31,10 @@ def set_up(
     Without tasks, the recipe's data must be prepared. Return the plan of the trials, and the fingerprint of each task's
     data.
 
-    Raises: DataError without prepared data; MtkitError for a training without a limit, an unknown column, and a model
-    that cannot be matched.
+    Raises: DataError without prepared data; MtkitError for a folder with other common settings, a training without a
+    limit, an unknown column, and a model that cannot be matched.
     """
+    first = folder.combined(study).entries[0]
     check_limits(study)
     check_columns(study.settings.columns)
     _check_metrics(study)
@@ -59,7 +61,6 @@ def set_up(
             held_out(prepared[task], name)  # raises for an unknown name
     widths = {}
     if study.settings.match is not None:
-        first = folder.study().entries[0] if folder.exists() else study.entries[0]
         pairs = list(product(prepared.items(), study.entries))
         for (task, side), entry in progress(pairs, "matching", len(pairs)):
             try:
@@ -80,7 +81,7 @@ def task_label(task: str | Mapping[str, Any]) -> str:
     if isinstance(task, str):
         return task
     options = [f"{key}-{value}" for key, value in task.items() if key != "name"]
-    return slug(str(task.get("label") or "-".join([str(task.get("name", "task")), *options])))
+    return slug(str(task.get("label") or "-".join([str(task.get("name", "task")), *options])), re.UNICODE)
 
 
 def _check_metrics(study: Study) -> None:

@@ -12,7 +12,7 @@ from mtkit.evaluation.metrics import ALL_METRICS, make_metric
 from mtkit.evaluation.seeds import Summary, Tested, differences, score_seeds, summarise, summary_of
 from mtkit.evaluation.statistics import Statistics
 from mtkit.experiments.folder import Folder
-from mtkit.experiments.rows import Row, final_rows
+from mtkit.experiments.rows import Row, belongs_to, final_rows
 from mtkit.memory import in_words
 from mtkit.terminal import short
 
@@ -80,10 +80,17 @@ class Line:
     """Difference to the first entry by column, for scores of the first side."""
     rows: Sequence[Row] = ()
     """Rows of the seeds that did not fail."""
-    failed: str = ""
-    """Why seeds failed; empty if none did."""
+    failures: Sequence[str] = ()
+    """Why seeds failed, as "seed 2: out of memory"."""
+    segments: bool = False
+    """Whether intervals are over test segments too: their statistics are in the folder."""
     shared: bool = False
     """Whether its timings were measured while other trials ran on the machine."""
+
+    @property
+    def failed(self) -> str:
+        """Why seeds failed; empty if none did."""
+        return "; ".join(self.failures)
 
     @property
     def chosen(self) -> str:
@@ -133,16 +140,15 @@ def build(folder: Folder, wanted: Sequence[str] = ()) -> Table:
     Raises: MtkitError for an unknown column.
     """
     study, rows = folder.study(), folder.rows()
-    chosen = final_rows(rows, study.seeds[0] if study.settings.search else None)
-    good = [row for row in chosen if "failed" not in row]
+    good = [row for row in final_rows(rows, study.seeds[0] if study.settings.search else None) if "failed" not in row]
     columns = choose_columns(good, wanted or study.settings.columns)
     lines: list[Line] = []
     primary = next((column.key for column in columns if column.key not in COSTS), columns[0].key)
     for task in dict.fromkeys(row.get("task") for row in rows):
         of_task = [
-            _line(entry.name, task, columns, [row for row in (*chosen, *rows) if row["entry"] == entry.name])
+            _line(entry.name, task, columns, [row for row in good if belongs_to(row, entry.name, task)], own)
             for entry in study.entries
-            if any(row["entry"] == entry.name and row.get("task") == task for row in rows)
+            if (own := [row for row in rows if belongs_to(row, entry.name, task)])
         ]
         lines += _ordered(_tested(of_task, study.entries[0].name, folder, columns), primary)
     return Table(lines, columns, primary)
@@ -206,14 +212,11 @@ def _score_of(key: str) -> Callable[[Row], float | None]:
     return value
 
 
-def _line(entry: str, task: str | None, columns: Sequence[Column], rows: Sequence[Row]) -> Line:
-    """Return the line of an entry on a task, without tests; `rows` are its rows; the ones that count come first."""
-    of_task = list({row["trial"]: row for row in rows if row.get("task") == task}.values())
-    finals = [row for row in of_task if row["stage"] == "final" and not row.get("pruned", False)]
-    good = [row for row in finals if "failed" not in row]
-    point = good[0]["point"] if good else None
-    good = [row for row in good if row["point"] == point]
-    failures = [f"seed {row['seed']}: {row['failed']}" for row in finals or of_task if "failed" in row]
+def _line(entry: str, task: str | None, columns: Sequence[Column], good: Sequence[Row], rows: Sequence[Row]) -> Line:
+    """Return the line of an entry on a task, without tests, of the rows that count, `good`, and all its rows."""
+    good = [row for row in good if row["point"] == good[0]["point"]]
+    finals = [row for row in rows if row["stage"] == "final"]
+    failures = [f"seed {row['seed']}: {row['failed']}" for row in finals or rows if "failed" in row]
     values = {}
     for column in columns:
         numbers = [number for row in good if (number := column.value(row)) is not None]
@@ -226,7 +229,7 @@ def _line(entry: str, task: str | None, columns: Sequence[Column], rows: Sequenc
         good[0]["family"] if good else None,
         values,
         rows=good,
-        failed="; ".join(failures),
+        failures=failures,
         shared=any(row.get("shared") for row in good),
     )
 
@@ -263,7 +266,7 @@ def _tested(lines: Sequence[Line], baseline: str, folder: Folder, columns: Seque
             tested = {column.key: tests[number - 1]} if tests and number else {}
             line = result[place]
             values = {**line.values, column.key: summary}
-            result[place] = replace(line, values=values, tests={**line.tests, **tested})
+            result[place] = replace(line, values=values, tests={**line.tests, **tested}, segments=True)
     return result
 
 

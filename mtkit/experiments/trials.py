@@ -18,10 +18,10 @@ from mtkit.experiments.study import Study, at_share, with_point
 from mtkit.recipe import merged
 
 LONGEST = 100
-"""Maximum characters of an entry or a point in a trial's name; the rest is replaced by a hash."""
+"""Maximum bytes of an entry or a point in a trial's name; the rest is replaced by a hash."""
 
 LONGEST_NAME = 200
-"""Maximum characters of a trial's name: file names have 255 at most, and temporary ones are longer."""
+"""Maximum bytes of a trial's name: file names have 255 at most, and temporary ones are longer."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,12 @@ class Plan:
             yield from (self.trial(entry, task, seed, {}) for seed in seeds)
             return
         stage = "search" if search.share < 1 else "final"
-        # a point that is written in another way, as 0 and 0.0, is the trial that has begun
-        known = [dict(row["point"]) for row in begun if row["stage"] == stage]
-        grid = [next((other for other in known if other == point), point) for point in search.grid()]
-        points = grid if search.method == "grid" else self._asked(rows, begun, stage)
+        if search.method == "grid":
+            # a point that is written in another way, as 0 and 0.0, is the trial that has begun
+            known = [dict(row["point"]) for row in begun if row["stage"] == stage]
+            points = [next((other for other in known if other == point), point) for point in search.grid()]
+        else:
+            points = self._asked(rows, begun, stage)
         tried = [self.trial(entry, task, seeds[0], point, stage) for point in points]
         yield from tried
         done = {row["trial"] for row in rows}
@@ -116,15 +118,20 @@ class Plan:
         return Trial(name, entry.name, task, seed, stage, dict(point), recipe)
 
 
-def slug(text: str) -> str:
-    """Return a text as a part of a file name: "band-window_radius-16" for "band[window_radius=16]"."""
-    name = re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.")
+def slug(text: str, letters: re.RegexFlag = re.ASCII) -> str:
+    """Return a text as a part of a file name: "band-window_radius-16" for "band[window_radius=16]".
+
+    Other letters than ASCII's are kept with `re.UNICODE`.
+    """
+    name = re.sub(r"[^\w.]+", "-", text, flags=letters).strip("-.")
     return _cut(name, LONGEST, text) if name or not text else _hash(text)
 
 
 def _cut(name: str, longest: int, text: str | None = None) -> str:
-    """Return a name of at most that many characters; the end of a longer one is replaced by a hash of `text`."""
-    return name if len(name) <= longest else f"{name[: longest - 9]}-{_hash(name if text is None else text)}"
+    """Return a name of at most that many bytes; the end of a longer one is replaced by a hash of `text`."""
+    if len(name.encode()) <= longest:
+        return name
+    return f"{name.encode()[: longest - 9].decode(errors='ignore')}-{_hash(name if text is None else text)}"
 
 
 def _hash(text: str) -> str:

@@ -5,7 +5,8 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -35,6 +36,9 @@ _PLAIN = (
 )
 """Words of pydantic that name types of Python, and the message in their place."""
 
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""Return pydantic's reader of a type; making one takes longer than reading a file."""
+
 stored = with_config(ConfigDict(extra="allow"))
 """Decorator of a TypedDict that keeps unknown keys, which people and later versions may add."""
 
@@ -52,7 +56,8 @@ def read_stored(
     if version is not None:
         _check_version(path, text, version, advice, error)
     try:
-        return TypeAdapter(kind).validate_json(text, strict=True)
+        checked: T = _adapter(kind).validate_json(text, strict=True)
+        return checked
     except ValidationError as fault:
         raise error(f"{path} is damaged ({explain(fault)}); {advice}") from fault
 
@@ -62,7 +67,7 @@ def read_stored_lines(path: Path, kind: type[T], advice: str, *, error: type[Mtk
 
     A file whose name ends in .gz is decompressed.
     """
-    adapter = TypeAdapter(kind)
+    adapter = _adapter(kind)
     lines = _read(path, advice, error, LARGEST_LINES).rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():

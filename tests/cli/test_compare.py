@@ -236,6 +236,17 @@ def test_folders_are_joined_and_printed(known: Any) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
+    [(["--attention", "bnad"], "did you mean 'band'"), (["--attention", "band", "--max-updates", "9"], "2 -> 9")],
+)
+def test_a_wrong_study_joins_nothing(known: Any, arguments: list[str], message: str) -> None:
+    typed("--attention", "full", "--output", "one")
+    with pytest.raises(MtkitError, match=message):
+        raise typed(*arguments, "--join", "one").exception or AssertionError("nothing was refused")
+    assert not OUT.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
     [
         (["--attention", "full,bnad"], "did you mean 'band'"),
         (["--attention", "band", "--attention-option", "window_radis=3"], "did you mean 'window_radius'"),

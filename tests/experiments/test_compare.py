@@ -2,17 +2,20 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from filelock import FileLock, Timeout
 
 from mtkit.errors import MtkitError
 from mtkit.experiments import compare as comparing
-from mtkit.experiments.children import Children
-from mtkit.experiments.compare import compare
+from mtkit.experiments.children import Children, how_ended
+from mtkit.experiments.compare import compare, outcome_of
 from mtkit.experiments.folder import Folder
+from mtkit.experiments.run import run_trial
 from mtkit.experiments.trials import Plan, Trial
 from tests.experiments.busy import ENDLESS, SignalWhenBusy
 from tests.experiments.conftest import Made, Opened
@@ -93,6 +96,25 @@ def test_what_is_done_is_not_done_again_and_a_failure_is_tried_again_once(tiny: 
     assert runner.started == ["band.seed-1", "linear.seed-1"]
     assert "SIGKILL, perhaps out of memory" in (folder.row("linear.seed-1") or {})["failed"]
     assert "failed" not in (folder.row("band.seed-1") or {})
+
+
+def test_a_failure_names_its_trial_and_its_log_once(tiny: Made, opened: Opened) -> None:
+    folder, plan, data = opened(tiny("full", "band"))
+    one, two = plan.due([])
+    folder.add(one, data[None])
+    compare(folder, plan, data, Recorded(folder, fails=(one.name,)), show=print, done=lambda name: None)
+    assert outcome_of(folder, one.name).count(str(folder.log(one.name))) == 1
+    wrong = replace(two, name="wrong", recipe={**two.recipe, "model": {"d_model": 35.5}})
+    folder.add(wrong, data[None])
+    with pytest.raises(MtkitError) as raised:
+        run_trial(folder, wrong.name, torch.device("cpu"), {})
+    folder.fail(wrong.name, str(raised.value))
+    assert outcome_of(folder, wrong.name).startswith("wrong: failed: its recipe: model.d_model = 35.5:")
+
+
+def test_a_real_time_signal_has_no_name() -> None:
+    assert how_ended(-9) == "was stopped by SIGKILL, perhaps out of memory"
+    assert how_ended(-40) == "was stopped by signal 40"
 
 
 def test_a_search_goes_on_with_the_seeds_of_its_choice(tiny: Made, opened: Opened) -> None:

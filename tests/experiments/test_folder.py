@@ -30,6 +30,12 @@ def test_a_row_is_its_trial_and_what_was_measured(tiny: Made, opened: Opened) ->
     assert [line["trial"] for line in read_rows(folder.write_rows())] == ["full.seed-2"]
 
 
+def test_reading_the_rows_does_not_visit_the_runs(tiny: Made, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _, _ = opened(tiny("full"))
+    monkeypatch.setattr("mtkit.experiments.folder.check_regular", lambda path: pytest.fail(f"{path} was walked"))
+    assert folder.rows() == []
+
+
 def test_entries_and_seeds_are_added(tiny: Made, opened: Opened) -> None:
     folder, _, _ = opened(tiny("full", seeds=2))
     folder.open(tiny("band[window_radius=3]", seeds=[1, 4]))

@@ -77,6 +77,14 @@ def test_other_settings_are_refused_before_anything_is_copied(tiny: Made, opened
         join(one, [opened(tiny("full"), "empty")[0]])
 
 
+def test_folders_with_different_settings_leave_no_new_folder(tiny: Made, opened: Opened, tmp_path: Path) -> None:
+    one = filled(opened, tiny("full"), "one", 10.0)
+    two = filled(opened, tiny("band", settings={"training": {"max_updates": 3}}), "two", 20.0)
+    with pytest.raises(MtkitError, match=r"training\.max_updates: 2 -> 3"):
+        join(Folder(tmp_path / "new"), [one, two])
+    assert not (tmp_path / "new").exists()
+
+
 def test_rows_of_a_file_with_other_settings_or_data_are_refused(tiny: Made, opened: Opened) -> None:
     two = filled(opened, tiny("full", "band"), "two", 20.0)
     rows = two.write_rows()
@@ -131,6 +139,10 @@ def test_a_row_comes_back(tiny: Made, opened: Opened, tmp_path: Path, monkeypatc
     assert found.differences == []
     assert found.circumstances == []
     assert found.after["scores"] == found.before["scores"]
+    assert not found.earlier
+    found = reproduce(rows, 2, Folder(tmp_path / "again"), device="cpu", threads=1, show=lambda line: None)
+    assert isinstance(found, Reproduced)
+    assert found.earlier
 
 
 def test_differences_are_named() -> None:

@@ -48,6 +48,18 @@ def test_shared_timings_are_not_drawn(tiny: Made, opened: Opened) -> None:
     assert point.costs["memory"] == 812 * 2**20
 
 
+def test_failed_trials_are_counted_by_row(tiny: Made, opened: Opened) -> None:
+    folder = filled(tiny, opened, "full")
+    folder.fail("full.seed-2", "the seed 2 and the seed 1 differ")
+    table = build(folder)
+    assert _point(table.lines[0], table).failed == 1
+
+
+def test_unknown_flops_have_no_curve(tiny: Made, opened: Opened) -> None:
+    table = build(filled(tiny, opened, "full", flops_per_token=None))
+    assert _point(table.lines[0], table).curves[0][0]["flops"] is None
+
+
 def test_ranks_are_over_seeds_and_tasks_that_all_have(tiny: Made, opened: Opened) -> None:
     folder = filled(tiny, opened, "full", "band", "linear")
     table = build(folder)

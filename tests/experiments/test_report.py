@@ -6,6 +6,7 @@ import pytest
 from mtkit.experiments.folder import Folder
 from mtkit.experiments.report import caption, csv_text, latex, markdown, text
 from mtkit.experiments.table import build
+from mtkit.experiments.trials import Plan
 from tests.experiments.conftest import Made, Opened
 from tests.experiments.results import row
 from tests.experiments.test_table import filled
@@ -52,6 +53,13 @@ def test_latex_is_a_booktabs_table_with_escaped_text(tiny: Made, opened: Opened)
     assert "seed 1: diverged" in rows[-1]
 
 
+def test_latex_has_the_signs_that_its_first_fonts_lack(tiny: Made, opened: Opened) -> None:
+    folder, _, _ = opened(tiny({"name": "a|b>c<d", "attention": "full"}))
+    folder.add(Plan(folder.study(), {None: {}}, {}).due([])[0], "data")
+    folder.keep("a-b-c-d.seed-1", None, **row(5.0))
+    assert r"a$|$b$>$c$<$d & 5.00" in latex(folder.study(), build(folder), folder.rows())
+
+
 def test_seeds_have_a_deviation_and_p_values(tiny: Made, opened: Opened) -> None:
     wrong = {"full.seed-1": 2, "full.seed-2": 4, "band.seed-1": 1, "band.seed-2": 2}
     folder = filled(opened, tiny("full", "band", seeds=2), wrong)
@@ -63,6 +71,15 @@ def test_seeds_have_a_deviation_and_p_values(tiny: Made, opened: Opened) -> None
     assert "Student's t over seeds" in shown
     assert "Holm" in shown
     assert "do not cover the variation between trainings" not in shown
+
+
+def test_lines_without_statistics_of_segments_are_named(tiny: Made, opened: Opened) -> None:
+    wrong = {"full.seed-1": 2, "full.seed-2": 4, "band.seed-1": 1, "band.seed-2": 2}
+    folder = filled(opened, tiny("full", "band", seeds=2), wrong)
+    assert "Without statistics" not in caption(folder.study(), build(folder), folder.rows())
+    (folder.path / "results" / "band.seed-1.safetensors").unlink()
+    shown = caption(folder.study(), build(folder), folder.rows())
+    assert "Without statistics of segments, these intervals are over seeds only: band." in shown
 
 
 def test_one_seed_says_what_it_does_not_cover(tiny: Made, opened: Opened) -> None:

@@ -11,6 +11,7 @@ from mtkit.experiments.compare import compare
 from mtkit.experiments.rows import chosen_point
 from mtkit.experiments.search import points, size_of
 from mtkit.experiments.study import SearchSettings
+from mtkit.experiments.trials import Plan
 from tests.experiments.conftest import Made, Opened
 from tests.experiments.results import row
 from tests.experiments.test_compare import Recorded
@@ -86,6 +87,16 @@ def test_points_are_in_their_ranges() -> None:
     assert {tuple(point["training.betas"]) for point in found} == {(0.9, 0.98), (0.9, 0.999)}
 
 
+def test_whole_numbers_are_drawn_between_ends_written_as_1e2() -> None:
+    settings = {
+        "training.warmup_updates": {"low": 1e2, "high": 1e3},
+        "attention.options.window_radius": {"low": 1, "high": 4},
+        "attention.options.dropout": {"low": 0.0, "high": 1.0, "log": False},
+    }
+    (point,) = points(search(settings, method="random"), [], [])
+    assert [type(value) for value in point.values()] == [int, int, float]
+
+
 def test_a_range_narrower_than_its_digits_is_kept() -> None:
     narrow = {"training.peak_rate": {"low": 0.00123456781, "high": 0.00123456789}}
     (point,) = points(search(narrow, method="random", trials=1), [], [])
@@ -99,6 +110,21 @@ def test_points_of_lists_do_not_repeat_and_end_with_all_combinations(method: str
     assert size_of(chosen) == 6
     found = tried(chosen, lambda point: 1.0)
     assert len({str(point) for point in found}) == len(found) == 6
+
+
+def test_a_range_of_few_whole_numbers_ends_with_all_of_them() -> None:
+    chosen = search({"training.optimizer": ["adamw", "muon"], "model.heads": {"low": 1, "high": 3}}, trials=50)
+    found = tried(chosen, lambda point: 1.0)
+    assert sorted((point["training.optimizer"], point["model.heads"]) for point in found) == [
+        (optimizer, heads) for optimizer in ("adamw", "muon") for heads in (1, 2, 3)
+    ]
+
+
+def test_a_search_does_not_list_all_combinations(tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = {"training.warmup_updates": list(range(30)), "training.clip_norm": list(range(1, 31))}
+    study = tiny("full", search={"settings": lists, "method": "random", "trials": 5})
+    monkeypatch.delattr(SearchSettings, "grid")
+    assert len(Plan(study, {None: {}}, {}).due([])) == 1
 
 
 def test_failed_and_pruned_trials_count_and_are_not_chosen() -> None:

@@ -16,6 +16,8 @@ def test_a_task_is_named_by_its_label() -> None:
     assert task_label("copy") == "copy"
     assert task_label({"name": "copy", "longest": 8}) == "copy-longest-8"
     assert task_label({"name": "copy", "longest": 8, "label": "short copy"}) == "short-copy"
+    assert task_label({"name": "copy", "label": "短い コピー"}) == "短い-コピー"
+    assert len(task_label({"name": "copy", "label": "短い" * 50}).encode()) <= 100
 
 
 def test_the_label_is_no_setting_of_the_task(tmp_path: Path) -> None:
@@ -52,6 +54,13 @@ def test_another_task_of_the_same_label_is_refused(tmp_path: Path) -> None:
             set_up(study, Folder(tmp_path))
     with pytest.raises(MtkitError, match="give the task short another `label`, or choose another --output"):
         set_up(study, Folder(tmp_path))
+
+
+def test_the_folder_of_something_else_is_refused_before_data_is_prepared(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(MtkitError, match="not the folder of a comparison"):
+        set_up(make_study({"settings": SETTINGS, "entries": ["full"], "tasks": [SHORT]}), Folder(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 def test_two_tasks_with_one_label_are_refused(tmp_path: Path) -> None:

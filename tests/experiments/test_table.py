@@ -101,6 +101,23 @@ def test_of_a_search_only_the_chosen_point_counts(tiny: Made, opened: Opened) ->
     assert line.values["exact"].mean == 75
 
 
+def test_another_point_does_not_stand_for_a_chosen_one_that_failed(tiny: Made, opened: Opened) -> None:
+    study = tiny("full", search={"settings": {"training.peak_rate": [0.001, 0.003]}, "share": 0.5})
+    folder, plan, data = opened(study)
+    one, two = plan.due([])
+    for trial, valid in ((one, 10.0), (two, 20.0)):
+        folder.add(trial, data[None])
+        folder.keep(trial.name, None, **row(0, valid={"bleu": valid, "best_by": "bleu"}))
+    (final,) = plan.due(folder.rows())[2:]
+    folder.add(final, data[None])
+    folder.fail(final.name, "out of memory")
+    earlier = plan.trial(study.entries[0], None, 1, one.point)  # the choice before the second trial of the search
+    folder.add(earlier, data[None])
+    folder.keep(earlier.name, None, **row(11.0))
+    (line,) = build(folder).lines
+    assert (line.values, line.failed) == ({}, "seed 1: out of memory")
+
+
 def test_columns_are_chosen_by_the_data(tiny: Made, opened: Opened) -> None:
     scores = {metric: {"value": 50.0, "signature": "x"} for metric in ("BLEU", "chrF", "exact")}
     rows = [row(0, scores={"test": scores})]

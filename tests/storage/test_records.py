@@ -41,6 +41,15 @@ def test_types_are_not_bent_and_other_keys_stay(tmp_path: Path) -> None:
     assert check_damages(path, lambda: read(path)) > 40
 
 
+def test_a_type_is_analysed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(WHOLE)
+    read(path)
+    monkeypatch.delattr("pydantic.TypeAdapter.__init__")
+    read(path)
+    assert list(read_stored_lines(path, Content, "train again"))
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

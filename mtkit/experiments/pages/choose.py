@@ -34,7 +34,7 @@ def choose_page(answers: Sequence[Question], closer: Sequence[Question], roles: 
     parts = [
         "# Which attention?",
         "This page names the attention mechanisms that were best at each use in small studies, which compare "
-        f"{len(shown[0].measured)} mechanisms with `full`, the attention of the Transformer. {MADE}",
+        f"{len(shown[0].measured) - 1} mechanisms with `full`, the attention of the Transformer. {MADE}",
         _legend(shown),
         markdown(_answers(shown), left=(0, 1, 2)),
         "\n".join(_advice(shown, closer, roles)),

@@ -32,7 +32,7 @@ def draw_bars(points: Sequence[Point], metric: str, title: str) -> Any:
     _quality(panels[0], entries, points[0])
     scale.apply(panels[0], "x")
     panels[0].set_xlabel(f"{scale.title}  (better →)")
-    panels[0].set_yticks(range(len(entries)), [shortened(point.name) for point in entries])
+    panels[0].set_yticks(range(len(entries)), shortened(point.name for point in entries).values())
     panels[0].set_ylim(len(entries) - 0.4, -0.6)
     panels[0].tick_params(axis="y", length=0)
     if len(entries) > TALL:

@@ -1,8 +1,7 @@
 """Common parts of all pictures: figures without a window system, fonts, colours, title and note, and the PNG file."""
 
-import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from mtkit.attention.registry import OTHERS
 from mtkit.evaluation.pictures.figures import font_families
 from mtkit.storage.files import writing
+from mtkit.terminal import text_width, wrapped
 
 DPI = 150
 INK, FAINT = "#222222", "#8a8a8a"
@@ -76,7 +76,7 @@ def entitle(figure: Any, title: str, *notes: str) -> None:
     """Write the title above the picture, and the notes that are not empty below it."""
     figure.suptitle(title, x=0.01, horizontalalignment="left", fontsize=12, fontweight="bold")
     if text := " ".join(filter(None, notes)):
-        lines = textwrap.fill(text, width=int(15 * figure.get_figwidth()))
+        lines = wrapped(text, int(15 * figure.get_figwidth()))
         figure.supxlabel(lines, x=0.01, horizontalalignment="left", fontsize=8, color="#555555")
 
 
@@ -87,9 +87,20 @@ def save(figure: Any, path: Path) -> Path:
     return path
 
 
-def shortened(name: str) -> str:
-    """Return a name of at most `LONGEST` letters: both ends stay, because options and roles are at the end."""
-    if len(name) <= LONGEST:
+def shortened(names: Iterable[str]) -> dict[str, str]:
+    """Return each name in at most `LONGEST` letters, or in as many as are needed for different names to stay different.
+
+    A wide letter, such as a Chinese one, counts as two. Both ends stay, because options and roles are at the end.
+    """
+    most, short = LONGEST, {name: _cut(name, LONGEST) for name in names}
+    while len(set(short.values())) < len(short):
+        most += 8
+        short = {name: _cut(name, most) for name in short}
+    return short
+
+
+def _cut(name: str, most: int) -> str:
+    if text_width(name) <= most:
         return name
-    half = (LONGEST - 1) // 2
+    half = (most - 1) * len(name) // (2 * text_width(name))  # in letters
     return f"{name[:half]}…{name[-half:]}"

@@ -131,7 +131,8 @@ def _byte_ticks(axes: Any, costs: Sequence[float]) -> None:
         low, high = axes.get_xlim()
         step = 2.0 ** math.ceil(math.log2((high - low) / 8))  # 4 to 8 ticks
         axes.xaxis.set_major_locator(MultipleLocator(step))
-    axes.xaxis.set_major_formatter(lambda value, _: in_words(round(value)))
+    # near ticks have different labels
+    axes.xaxis.set_major_formatter(lambda value, _: in_words(round(value), digits=6))
 
 
 def _dot(axes: Any, point: Point, x: float, *, first: bool) -> None:
@@ -185,9 +186,10 @@ def _label(
     """Write the names of the chosen entries, with a line to a distant dot, and of others if there is room."""
     from matplotlib.patheffects import withStroke
 
+    names = shortened(point.name for point in points)
     texts = {
         index: axes.text(
-            0, 0, shortened(point.name), fontsize=8 if index in chosen else 6.5, verticalalignment="bottom",
+            0, 0, names[point.name], fontsize=8 if index in chosen else 6.5, verticalalignment="bottom",
             color=INK if index in chosen else "#666666", gid=f"label {point.name}",
             path_effects=[withStroke(linewidth=2.5, foreground="white")],  # readable on lines
         )

@@ -107,9 +107,10 @@ def draw_curves(points: Sequence[Point], metric: str, title: str) -> Any:
         "Thin lines and small dots: seeds outside the range that all seeds have." if _any_tails(grid) else "",
         omissions(points),
     )
-    handles, labels = grid[0].get_legend_handles_labels()
-    labels = [f"{label} (first entry)" if label == shortened(points[0].name) else label for label in labels]
-    figure.legend(handles, labels, loc="outside right upper", title="best first")
+    # by hand: matplotlib leaves labels that begin with _ out
+    lines = {line.get_gid(): line for line in grid[0].get_lines() if line.get_gid() in styles}
+    labels = [short + " (first entry)" * (name == points[0].name) for name, short in shortened(lines).items()]
+    figure.legend([*lines.values()], labels, loc="outside right upper", title="best first")
     return figure
 
 
@@ -143,7 +144,7 @@ def _panel(
             axes.plot(
                 curve.x, curve.mean, linewidth=1.8, markersize=5, markevery=every,
                 zorder=4 - len(ends) / 1e3,  # the best on top
-                gid=point.name, label=shortened(point.name), **style,
+                gid=point.name, **style,
             )  # fmt: skip
             axes.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.14, linewidth=0, zorder=2)
         else:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mtkit.experiments.pictures.canvas import shortened
 from mtkit.terminal import short
 
 PERCENT = ("BLEU", "chrF", "exact", "token")
@@ -93,6 +94,7 @@ def omissions(points: Sequence[Point]) -> str:
 def listed(names: Sequence[str], most: int = 6) -> str:
     """Return names as a list for readers, with at most `most` names."""
     rest = len(names) - most
+    names = list(shortened(names).values())
     return ", ".join(names) if rest <= 1 else f"{', '.join(names[:most])} and {rest} others"
 
 

@@ -110,13 +110,14 @@ def _diagram(ranks: Ranks, order: Sequence[int]) -> Any:
     for (low, high), lane in zip(spans, bars, strict=True):
         y = 0.5 + LANE * lane
         axes.plot([low, high], [y, y], color=INK, linewidth=4, solid_capstyle="butt", gid="group")
+    names = shortened(ranks.names)
     for place, index in enumerate(order):
         on_left = place < len(left)
         y = top + ROW * (place if on_left else count - 1 - place)
         side = 1 - 0.02 * (count - 1) if on_left else count + 0.02 * (count - 1)
         mean = ranks.means[index]
         axes.plot([mean, mean, side], [0, y, y], color=FAINT, linewidth=0.9, clip_on=False, gid=ranks.names[index])
-        name = shortened(ranks.names[index])
+        name = names[ranks.names[index]]
         axes.text(
             side, y, f"{name}  {mean:.2f} " if on_left else f" {mean:.2f}  {name}",
             horizontalalignment="right" if on_left else "left", verticalalignment="center",
@@ -144,7 +145,8 @@ def _list(ranks: Ranks, order: Sequence[int]) -> Any:
         color = INK if mean - best < ranks.critical else FAINT
         axes.plot([mean - half, mean + half], [row, row], color=color, linewidth=1.4, gid=ranks.names[index])
         axes.plot([mean], [row], "o", color=color, markersize=4)
-    labels = [f"{shortened(ranks.names[index])}  {ranks.means[index]:.1f}" for index in order]
+    names = shortened(ranks.names)
+    labels = [f"{names[ranks.names[index]]}  {ranks.means[index]:.1f}" for index in order]
     axes.set_yticks(range(len(order)), labels, fontsize=8)
     for label, index in zip(axes.get_yticklabels(), order, strict=True):
         label.set_fontweight("bold" if ranks.names[index] == ranks.first else "normal")

@@ -12,6 +12,7 @@ def page() -> str:
 
 def test_the_page_names_the_best_and_the_worst(results: Path) -> None:
     text = page()
+    assert "which compare 78 mechanisms with `full`" in text
     assert "1000 updates of Muon with 512 tokens per batch" in text.replace("1,000", "1000")
     (line,) = (line for line in text.splitlines() if "(`select`: the task selective-copy)" in line)
     _, _, best, cheap, full, seeds, differ, _ = (cell.strip() for cell in line.split("|"))

@@ -70,10 +70,25 @@ def test_colours_differ_for_everyone(styles: list[tuple[str, str]], seen: np.nda
 
 
 def test_long_names_keep_both_ends() -> None:
-    assert shortened("a" * LONGEST) == "a" * LONGEST
-    assert len(shortened("begin" + "a" * 100 + "end")) <= LONGEST
-    assert shortened("begin" + "a" * 100 + "end").startswith("begina")
-    assert shortened("begin" + "a" * 100 + "end").endswith("aend")
+    kept, long = "a" * LONGEST, "begin" + "a" * 100 + "end"
+    found = shortened([kept, long])
+    assert found[kept] == kept
+    assert len(found[long]) <= LONGEST
+    assert found[long].startswith("begina")
+    assert found[long].endswith("aend")
+
+
+def test_wide_letters_count_as_two() -> None:
+    (name,) = shortened(["長い名前" * 20]).values()
+    assert LONGEST // 2 - 3 < len(name) <= LONGEST // 2
+    figure = new_figure(4, 2)
+    entitle(figure, "", "名前, " * 40)
+    assert max(map(len, figure.get_supxlabel().split("\n"))) <= 45
+
+
+def test_different_names_stay_different() -> None:
+    names = [f"band[window_radius=16,positions={kind}]+norm=post+preset=small@encoder" for kind in ("rotary", "alibi")]
+    assert len(set(shortened(names).values())) == 2
 
 
 def test_a_figure_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

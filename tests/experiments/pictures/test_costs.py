@@ -114,6 +114,12 @@ def test_bytes_are_counted_in_powers_of_two() -> None:
     assert len(labels) < 12
 
 
+def test_near_numbers_of_bytes_have_different_ticks() -> None:
+    points = [point(str(number), 2.0, costs={"memory": 1070460928.0 + 1e6 * number}) for number in range(9)]
+    labels = [text.get_text() for text in draw_cost(points, "memory", "BLEU", "A study").axes[0].get_xticklabels()]
+    assert len(set(labels)) == len(labels) > 3
+
+
 def test_without_the_cost_there_is_no_picture() -> None:
     assert draw_cost([point("full", 2.0, costs={"flops": None})], "flops", "BLEU", "A study") is None
     assert draw_cost([point("full", failed=1)], "flops", "BLEU", "A study") is None

@@ -51,6 +51,11 @@ def test_all_entries_of_a_study_have_the_same_kind_of_band(seeds: int, band: str
     assert min(abs(height - expected) for height in heights) < 1e-9
 
 
+def test_an_entry_whose_name_begins_with_an_underscore_is_in_the_legend() -> None:
+    figure = draw_curves([replace(each, name=f"_{each.name}") for each in many(2)], "BLEU", "A study")
+    assert "_full (first entry)" in words(figure)
+
+
 def test_longer_seeds_continue_alone() -> None:
     result = curve_of([curve([1.0, 2.0]), curve([3.0, 4.0, 5.0, 6.0])], "update", "bleu")
     assert result is not None
