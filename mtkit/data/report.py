@@ -126,7 +126,7 @@ def _cleaning(sides: dict[str, Any]) -> list[str]:
 def _oddities(record: dict[str, Any]) -> list[str]:
     """Return a line per sign of damaged or processed text: the lines that have it in each text, and advice.
 
-    It is a warning if one line in a thousand of a text has the sign.
+    It is a warning if one line in a thousand of a text has the sign. Lines in quotes are a sign if most lines have it.
     """
     keeps = record["settings"]["tokenizer"]["normalization"] == "identity"
     source = "are kept (--normalization identity)" if keeps else "are dropped or become spaces"
@@ -134,6 +134,8 @@ def _oddities(record: dict[str, Any]) -> list[str]:
         "entities": "HTML entities, as &amp;: unescape them",
         "wrongly_decoded": "characters of a wrong decoding, as Ã¤ or U+FFFD: decode the original text as UTF-8",
         "invisible": f"control or invisible characters: in sources they {source}, in targets a model learns them",
+        "doubled_quotes": "quotes around and doubled within them, as CSV has them: export without quotes",
+        "quoted": "quotes around them, as CSV has them: export without quotes",
         "subword_marks": "@@ between pieces of words: give plain text (sed 's/@@ //g'), which prepare cuts itself",
     }
     lines = []
@@ -142,6 +144,7 @@ def _oddities(record: dict[str, Any]) -> list[str]:
             (count, side, name, first, count >= NOTABLE * text["lines"])
             for name, text in record["inputs"].items()
             for side, (count, first) in text.get("oddities", {}).get(kind, {}).items()
+            if kind != "quoted" or count > text["lines"] / 2
         ]
         places = [
             f"{count:,} {side} lines of {name} (from line {first:,} on)" for count, side, name, first, _ in counts
