@@ -62,6 +62,7 @@ def test_the_summary_says_what_was_put_right_and_what_cannot_be_spelt(tmp_path: 
     (spelt,) = (line for line in lines if line.startswith("  valid, source of en-de: bytes "))
     assert float(spelt.split("bytes ")[1].split("%")[0]) > 5
     assert not any(line.startswith("  train, ") for line in lines)
+    assert "warning: valid has 3 lines; scores of fewer than 100 lines vary much, so give more" in lines
 
 
 def test_damaged_text_and_a_large_vocabulary_are_warned_of(tmp_path: Path, write_pair: WritePair) -> None:
