@@ -37,6 +37,7 @@ from mtkit.recipe.file import with_variables
 from mtkit.recipe.settings import with_method
 from mtkit.runs import find_run, initial_run, named_run, resumable_folder, run_folder
 from mtkit.terminal import Say, quiet
+from mtkit.text.languages import language_of
 from mtkit.text.text_files import Lines, checked_lines
 from mtkit.text.tokenizer import EOS
 from mtkit.training.metrics import ignoring_write_errors
@@ -306,16 +307,20 @@ def score(
     """Score translations against one or several references with the same lines.
 
     `metrics` are one or several of BLEU, chrF, TER, exact and token. `language` is the target language, which selects
-    the tokenizers of BLEU and TER; `tokenize` selects BLEU's directly. `bootstrap` is the number of resamples for
-    intervals (`score_corpus`), 0 for none.
+    the tokenizers of BLEU and TER; by default it is taken from the name of the first reference's file, else from its
+    script. `tokenize` selects BLEU's directly. `bootstrap` is the number of resamples for intervals (`score_corpus`), 0
+    for none.
 
     Raises: as `mtkit.evaluation.scores.score_corpus`; DataError for a file that cannot be read; MtkitError for a line
     that is not text.
     """
     lines = _lines(hypotheses, "the hypothesis")
+    others = [_lines(reference, f"reference {number}") for number, reference in enumerate(references, start=1)]
+    if language is None and others:
+        language = language_of(references[0].name if isinstance(references[0], Path) else "", others[0])
     return score_corpus(
         lines,
-        [_lines(reference, f"reference {number}") for number, reference in enumerate(references, start=1)],
+        others,
         metrics=metrics,
         bootstrap=bootstrap,
         tokenize=tokenize,

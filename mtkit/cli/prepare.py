@@ -139,7 +139,8 @@ def prepare(
         options["--name"] = Path(recipe.stem)
     typed = "".join(f" {option} {shlex.quote(str(value))}" for option, value in options.items() if value is not None)
     if not options.keys() & {"--init-from", "--name"}:
-        typed += " --preset small" if train else "" if text.task is not None else " --attention longformer"
+        builtin = "" if text.task is not None else " --attention longformer"
+        typed += " --preset small --max-minutes 60" if train else builtin
     typer.echo(f"\nNext: mtkit train{typed}")
 
 

@@ -74,7 +74,8 @@ def score(
         ),
     ] = False,
     target_language: Annotated[
-        str | None, Option(metavar="NAME", help="Language of the translations, e.g. zh.  [default: the run's]")
+        str | None,
+        Option(metavar="NAME", help="Language of the translations, e.g. zh.  [default: the run's or the reference's]"),
     ] = None,
     tokenize: Annotated[
         str | None, Option(help="sacrebleu tokenizer for BLEU.  [default: by target language, else 13a]")
@@ -271,10 +272,14 @@ def _texts(
     from mtkit.evaluation.systems import Translated, run_sides
     from mtkit.recipe import load_recipe
     from mtkit.runs import find_runs
-    from mtkit.text.languages import languages_of
+    from mtkit.text.languages import is_language, languages_of
 
     hypothesis, reference, source = options["hypothesis"], options["reference"], options["source"]
     recipe, language, ids = options["recipe"], options["target_language"], options["document_ids"]
+    if language is not None and not is_language(language):
+        note(
+            f"--target-language {language} is unknown, and scored as a language with spaces between words; give a code"
+        )
     sides: list[tuple[str | None, list[Translated]]]
     if hypothesis or reference or source:
         if options["run"] or options["name"] or options["side"]:

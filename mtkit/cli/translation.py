@@ -253,7 +253,7 @@ def translate_input(
             say=note,
             on_progress=advance,
         )
-    for message in notes.messages():
+    for message in notes.messages(glossary=translator.has_glossary):
         note(message)
 
 
@@ -278,7 +278,7 @@ def translate_sides(
             note(f"the side {side.name} has no documents, so its lines are translated one by one")
         with counted(side.name, "lines", len(side.sources)) as advance:
             translations, speed, path = translate_side(translator, side, joined=joined, say=note, on_progress=advance)
-        for message in Notes.of(translations).messages():
+        for message in Notes.of(translations).messages(glossary=translator.has_glossary):
             note(message)
         if output is not None:
             lines = output_lines(translations, 0, translator.settings, scores=False)

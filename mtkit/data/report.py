@@ -11,6 +11,9 @@ from mtkit.data.sides import RARE
 from mtkit.terminal import aligned, stdout_width
 from mtkit.text.languages import has_spaces, languages_of
 
+FEW = 100
+"""Lines of a validation or test side below which there is a warning."""
+
 NOTABLE = 0.001
 """Minimum share of byte or unknown pieces for a side to be listed, and of odd lines for a warning."""
 
@@ -46,7 +49,7 @@ def summary(report: Report, max_length: int) -> str:
         *_cleaning(record["sides"]),
         *_repairs(record["inputs"]),
     ]
-    parts += _oddities(record)
+    parts += [*_oddities(record), *_too_small(record)]
     if documents := settings["documents"]:
         joins = (
             "fills rows with their segments" if documents["whole"] else "joins their segments differently each epoch"
@@ -126,7 +129,7 @@ def _cleaning(sides: dict[str, Any]) -> list[str]:
 def _oddities(record: dict[str, Any]) -> list[str]:
     """Return a line per sign of damaged or processed text: the lines that have it in each text, and advice.
 
-    It is a warning if one line in a thousand of a text has the sign.
+    It is a warning if one line in a thousand of a text has the sign. Lines in quotes are a sign if most lines have it.
     """
     keeps = record["settings"]["tokenizer"]["normalization"] == "identity"
     source = "are kept (--normalization identity)" if keeps else "are dropped or become spaces"
@@ -134,6 +137,8 @@ def _oddities(record: dict[str, Any]) -> list[str]:
         "entities": "HTML entities, as &amp;: unescape them",
         "wrongly_decoded": "characters of a wrong decoding, as Ã¤ or U+FFFD: decode the original text as UTF-8",
         "invisible": f"control or invisible characters: in sources they {source}, in targets a model learns them",
+        "doubled_quotes": "quotes around and doubled within them, as CSV has them: export without quotes",
+        "quoted": "quotes around them, as CSV has them: export without quotes",
         "subword_marks": "@@ between pieces of words: give plain text (sed 's/@@ //g'), which prepare cuts itself",
     }
     lines = []
@@ -142,6 +147,7 @@ def _oddities(record: dict[str, Any]) -> list[str]:
             (count, side, name, first, count >= NOTABLE * text["lines"])
             for name, text in record["inputs"].items()
             for side, (count, first) in text.get("oddities", {}).get(kind, {}).items()
+            if kind != "quoted" or count > text["lines"] / 2
         ]
         places = [
             f"{count:,} {side} lines of {name} (from line {first:,} on)" for count, side, name, first, _ in counts
@@ -151,6 +157,14 @@ def _oddities(record: dict[str, Any]) -> list[str]:
             more = f" and of {len(places) - _PLACES} more texts" if len(places) > _PLACES else ""
             lines.append(f"{level}: {', '.join(places[:_PLACES])}{more} have {advice}")
     return lines
+
+
+def _too_small(record: dict[str, Any]) -> list[str]:
+    """Return a warning about validation and test sides of few lines, unless mtkit wrote them."""
+    sides = record["sides"].items() if record["settings"]["train"] else ()
+    counts = {name: side["segments"] for name, side in sides if name != "train" and side["segments"] < FEW}
+    few = ", ".join(f"{name} has {count} line{'s' * (count != 1)}" for name, count in counts.items())
+    return [f"warning: {few}; scores of fewer than {FEW} lines vary much, so give more"] if few else []
 
 
 def _too_large(record: dict[str, Any]) -> list[str]:

@@ -147,12 +147,14 @@ def with_languages(settings: DataSettings) -> tuple[DataSettings, list[str]]:
     """Return the settings with both languages set, and messages: the origin of each language, and warnings.
 
     A language that the settings do not name is the suffix of the training text's file or column name, or else the
-    language of its script, or else the default. Nothing changes if every training corpus has a direction, and for the
-    built-in corpus. Raises: DataError if text cannot be read.
+    language of its script, or else that of the validation and test text by these rules, or else the default. Nothing
+    changes if every training corpus has a direction, and for the built-in corpus. Raises: DataError if text cannot be
+    read.
     """
     if not settings.train:
         return settings, []
-    unnamed = [corpus for corpus in settings.train if corpus.direction is None]
+    sides = (settings.train, (*settings.valid, *(corpus for side in settings.test.values() for corpus in side)))
+    unnamed, held_out = ([corpus for corpus in side if corpus.direction is None] for side in sides)
     languages: dict[str, str] = {}
     origins = []
     for side in ("source", "target") if unnamed else ():
@@ -160,6 +162,8 @@ def with_languages(settings: DataSettings) -> tuple[DataSettings, list[str]]:
         if field in settings.model_fields_set:
             continue
         language, origin = _guess_language(unnamed, side)
+        if language is None:
+            language, origin = _guess_language(held_out, side)
         languages[field] = language or getattr(settings, field)
         origins.append(f"{side} {languages[field]} ({origin})")
     settings = settings.model_copy(update=languages)
@@ -170,7 +174,7 @@ def with_languages(settings: DataSettings) -> tuple[DataSettings, list[str]]:
 
 
 def _guess_language(corpora: Sequence[Corpus], side: SourceOrTarget) -> tuple[str | None, str]:
-    """Return the language of one side of the training corpora, and its origin."""
+    """Return the language of one side of the corpora, and its origin."""
     for corpus in corpora:
         language, origin = _named_languages(corpus)[side]
         if language:
@@ -232,7 +236,8 @@ def _contradictions(settings: DataSettings) -> Iterator[str]:
         if name == "train" and bleu_tokenizer(target) == "13a" and lacks_spaces(_first_lines(corpus, "target")):
             yield (
                 f"warning: {name_of(corpus, 'target')} has no spaces between words, which BLEU for the language "
-                f"{target} expects (tokenizer 13a); name its language, as with --target-language ja"
+                f"{target} expects (tokenizer 13a); name its language, as with --target-language "
+                f"{script_language(_first_lines(corpus, 'target'))}"
             )
 
 

@@ -73,14 +73,20 @@ class Glossary:
         """Return the terms that the translation of a source text must contain."""
         return tuple(Term(self._pieces(spellings), count) for spellings, count in self._required(text).items())
 
+    def missed(self, terms: Iterable[Term], text: str) -> dict[Term, int]:
+        """Return the terms that a translation's text lacks, each with the number of missing occurrences."""
+        missed, text_tokens = dict[Term, int](), tokens(text)
+        for term in terms:
+            spellings = {tuple(tokens(self._tokenizer.decode(form))) for form in term.forms}
+            count = sum(_occurrences(text_tokens, list(spelling)) for spelling in spellings)
+            if count < term.count:
+                missed[term] = term.count - count
+        return missed
+
     def count(self, source: str, target: str) -> tuple[int, int]:
         """Return the number of terms that a translation must contain, and how many its text lacks."""
-        required, text = self._required(source), tokens(target)
-        occurrences = {
-            spellings: sum(_occurrences(text, tokens(spelling)) for spelling in spellings) for spellings in required
-        }
-        missed = sum(max(0, count - occurrences[spellings]) for spellings, count in required.items())
-        return sum(required.values()), missed
+        terms = self.terms(source)
+        return sum(term.count for term in terms), sum(self.missed(terms, target).values())
 
     def of_batch(self, terms: Sequence[tuple[Term, ...]], device: torch.device) -> RequiredTerms:
         """Return the terms of the segments in a batch, on the device."""

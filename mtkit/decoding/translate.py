@@ -7,15 +7,15 @@ from functools import partial
 
 import torch
 
-from mtkit.decoding.contract import Engine, Hypotheses, RequiredTerms, Term
+from mtkit.decoding.contract import Engine, Hypotheses
 from mtkit.decoding.glossary import Glossary
 from mtkit.decoding.lines.batches import make_batch
 from mtkit.decoding.lines.joined import Translate, separate_lines, translate_joined
+from mtkit.decoding.lines.required import fewest_missed_first, translate_with_terms
 from mtkit.decoding.lines.segments import Segment, Source
 from mtkit.decoding.lines.source import SourceLines
 from mtkit.decoding.mbr import Metric, rank
 from mtkit.decoding.parallel import map_batches
-from mtkit.decoding.search.terms import missing
 from mtkit.decoding.translation import BLANK, OnProgress, Translation, join_parts
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings
@@ -61,6 +61,8 @@ def translate_lines(
     separate = partial(separate_lines, tokenizers.target, lines.trained_on, settings.max_pieces)
     with engine.ready() as device:
         translate = partial(_translate_segments, engine, tokenizers.target, lines, targets, stopped, device=device)
+        if lines.glossary is not None:
+            translate = partial(translate_with_terms, translate, lines.glossary)
         joined, fell_back = translate_joined(source, translate, separate, on_progress)
         done |= {number: [translation] for number, translation in joined.items()}
         rest = [number for number in range(len(lines.lines)) if number not in done]
@@ -154,8 +156,8 @@ def _translate_segments(
     """
     settings = engine.settings
 
-    def translate(places: Sequence[int], indices: Sequence[int]) -> list[list[Translation]]:
-        chosen = [segments[places[index]] for index in indices]
+    def translate(indices: Sequence[int]) -> list[list[Translation]]:
+        chosen = [segments[index] for index in indices]
         of_lines = [lines.trained_on.limits(segment.pieces, segment.task, settings.max_pieces) for segment in chosen]
         limits = list(map(sum, of_lines))
         if lines.prefixes is not None:
@@ -171,27 +173,21 @@ def _translate_segments(
             _rerank(translations, settings.mbr, language)
             for translations, language in zip(candidates, of_segments, strict=True)
         ]
-        if batch.terms is not None:
+        if lines.glossary is not None:
             ranked = [
-                _fewest_missed_first(translations, segment.terms, batch.terms)
+                fewest_missed_first(translations, segment.terms, lines.glossary)
                 for translations, segment in zip(ranked, chosen, strict=True)
             ]
         return [translations[: settings.n_best] for translations in ranked]
 
-    # terms widen the beam of their batch, so other segments have batches of their own
-    added = [sum(term.size for term in segment.terms) for segment in segments]
-    for kind in (False, True):
-        places = [place for place, size in enumerate(added) if bool(size) == kind]
-        if places:
-            for batch in map_batches(
-                partial(translate, places),
-                [len(segments[place].pieces) for place in places],
-                settings.batch_tokens,
-                device,
-                hypotheses=settings.hypotheses + max(added[place] for place in places),
-                most=engine.max_parallel,
-            ):
-                yield [(places[index], translations) for index, translations in batch]
+    return map_batches(
+        translate,
+        [len(segment.pieces) for segment in segments],
+        settings.batch_tokens,
+        device,
+        hypotheses=settings.hypotheses + max((sum(term.size for term in one.terms) for one in segments), default=0),
+        most=engine.max_parallel,
+    )
 
 
 def _texts(hypotheses: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, n_best: int) -> list[list[Translation]]:
@@ -223,12 +219,3 @@ def _rerank(translations: Sequence[Translation], metric: Metric, language: str |
     ranked = rank([translation.text for translation in known], metric, language)
     absent = [translation for translation in translations if not math.isfinite(translation.score)]
     return [*(replace(known[place], score=utility) for place, utility in ranked), *absent]
-
-
-def _fewest_missed_first(
-    translations: Sequence[Translation], terms: Sequence[Term], required: RequiredTerms
-) -> list[Translation]:
-    """Sort the hypotheses of a segment by the number of terms that they lack; of equal ones, the order stays."""
-    return sorted(
-        translations, key=lambda one: missing(one.pieces, terms, required) if math.isfinite(one.score) else math.inf
-    )

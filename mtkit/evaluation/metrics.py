@@ -55,7 +55,15 @@ def make_metric(name: str, *, language: str | None = None, tokenize: str | None 
         # force suppresses a warning of sacrebleu about tokenised text
         return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     except (ImportError, RuntimeError, OSError) as error:  # sacrebleu downloads some tokenizers at first use
-        raise MtkitError(f"sacrebleu cannot use the tokenizer {shown(tokenize)} here: {first_line(error)}") from error
+        extra, _, mecab = tokenize.partition("-")
+        remedy = f"; {_install(extra)}" if mecab == "mecab" else ""
+        raise MtkitError(
+            f"sacrebleu cannot use the tokenizer {shown(tokenize)} here: {first_line(error)}{remedy}"
+        ) from error
+
+
+def _install(extra: str) -> str:
+    return f"pip install 'sacrebleu[{extra}]'"
 
 
 def missing_tokenizer(languages: Iterable[str | None], tokenize: str | None = None) -> str | None:
@@ -63,11 +71,8 @@ def missing_tokenizer(languages: Iterable[str | None], tokenize: str | None = No
     for language in languages:
         tokenizer = bleu_tokenizer(language)
         if tokenize is None and installed_tokenizer(language) != tokenizer:
-            extra = tokenizer.partition("-")[0]
-            return (
-                f"BLEU counts characters in {language}: its tokenizer {tokenizer} is not installed; "
-                f"pip install 'sacrebleu[{extra}]'"
-            )
+            remedy = _install(tokenizer.partition("-")[0])
+            return f"BLEU counts characters in {language}: its tokenizer {tokenizer} is not installed; {remedy}"
     return None
 
 

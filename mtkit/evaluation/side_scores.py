@@ -16,7 +16,13 @@ from mtkit.evaluation.significance import TESTS, Comparison, compare_systems
 from mtkit.evaluation.statistics import LengthRow, Statistics, by_length, gather
 from mtkit.evaluation.systems import SystemTexts, Translated, read_texts
 from mtkit.terminal import ProgressBar, silent
-from mtkit.text.languages import bleu_tokenizer, lacks_spaces, languages_of
+from mtkit.text.languages import (
+    bleu_tokenizer,
+    lacks_spaces,
+    language_of,
+    languages_of,
+    script_language,
+)
 
 TOKENISED = 0.5
 """A text looks tokenised if a larger share of its lines ends in " ."."""
@@ -66,8 +72,8 @@ def score_side(
     `documents` scores whole documents instead of lines, adds scores by position in the document and, if the source is
     known, the consistency of terms (`mtkit.evaluation.term_consistency`). The metrics are then BLEU, chrF or both.
 
-    `language` is the target language of all segments. With None, it is taken from the file of directions, or unknown if
-    there is no such file.
+    `language` is the target language of all segments. With None, it is taken from the file of directions, or if there
+    is none, from the name or the script of the first reference (`mtkit.text.languages.language_of`).
 
     `segment_scores` adds metrics by name, with a file of segment scores per system; `metrics` may then be empty. The
     metric comet, or comet:MODEL, has the scores of `comet-score`, which require the sources
@@ -84,7 +90,8 @@ def score_side(
         check_names(segment_scores or {}, comet)
         comet_command()
     lines = read_texts(files, sources=lengths or bool(comet), documents=documents)
-    languages, kinds_of_lines = distinct_languages(_target_languages(lines, language))
+    of_lines, note = _target_languages(files[0].references[0], lines, language)
+    languages, kinds_of_lines = distinct_languages(of_lines)
     texts, kinds, rows_of_documents = lines, kinds_of_lines, list[list[int]]()
     if documents:
         rows_of_documents = document_rows(lines, files[0].source or files[0].references[0])
@@ -109,7 +116,7 @@ def score_side(
     resamples = _resamples(segments, documents)
     overall = compare_systems(systems, tests=tests, resamples=resamples, progress=progress)
     has_bleu = any(name == "BLEU" for name, _ in chosen)
-    notes = [missing_tokenizer(languages, tokenize) if has_bleu else None, *_notes_on_files(files, lines)]
+    notes = [note, missing_tokenizer(languages, tokenize) if has_bleu else None, *_notes_on_files(files, lines)]
     if comet and len(texts.references) > 1:
         notes.append(f"COMET uses one reference: {files[0].references[0]}")
     if of_documents is not None and of_documents.reference is None:
@@ -117,9 +124,10 @@ def score_side(
         notes.append(f"no consistency of terms: {why}")
     place = _without_words(texts.references, languages, kinds, tokenize) if has_bleu else None
     if place is not None:
+        remedy = f"name the language (--target-language {script_language(texts.references[place])})"
         notes.append(
             f"{files[0].references[place]} has no spaces between words, so BLEU's tokenizer 13a counts phrases as "
-            "words; name the language (--target-language zh) or the tokenizer (--tokenize zh)"
+            f"words; {'leave out --tokenize (scoring.tokenize)' if tokenize else remedy}"
         )
     else:
         notes += _doubts(files, texts, overall)
@@ -135,11 +143,19 @@ def score_side(
     )
 
 
-def _target_languages(lines: SystemTexts, language: str | None) -> list[str | None]:
-    """Return the target language of each line: `language`, else by its direction, else None."""
-    if language is not None or lines.directions is None:
-        return [language] * len(lines.hypotheses[0])
-    return [languages_of(direction)[1] for direction in lines.directions]
+def _target_languages(reference: Path, lines: SystemTexts, language: str | None) -> tuple[list[str | None], str | None]:
+    """Return the target language of each line, and a note on it, or None.
+
+    It is `language`, else by the direction, else by the name or the script of the reference.
+    """
+    note = None
+    if language is None and lines.directions is not None:
+        return [languages_of(direction)[1] for direction in lines.directions], note
+    if language is None:
+        language = language_of(reference.name, lines.references[0])
+        if bleu_tokenizer(language) != "13a":
+            note = f"language of {reference}: {language}; --target-language names another"
+    return [language] * len(lines.hypotheses[0]), note
 
 
 def _by_length(

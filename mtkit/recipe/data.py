@@ -19,6 +19,9 @@ from mtkit.errors import shown
 from mtkit.recipe.settings import PositiveFloat, PositiveInt, Seed, Settings
 from mtkit.recipe.task import Task
 
+_BOTH_SIDES = (".tsv", ".csv", ".jsonl", ".tmx", ".parquet", ".xlsx")
+"""Suffixes of files that hold both sides."""
+
 
 class Corpus(Settings):
     """Segment pairs: two text files, one file with both sides, a data set, or a sacrebleu test set."""
@@ -94,6 +97,17 @@ class Corpus(Settings):
             for name in ("subset", "split", "streaming"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name} of a corpus applies to data sets only; leave it out, or give dataset")
+        return self
+
+    @model_validator(mode="after")
+    def _text_files(self) -> Self:
+        for name in (str(self.source or ""), str(self.target or "")):
+            is_text = self.file is None and self.dataset is None
+            if is_text and Path(name.removesuffix(".gz")).suffix in _BOTH_SIDES:
+                raise ValueError(
+                    f"{name} is a file of both sides, not of one; name it in a recipe, with its columns (of .tmx, its "
+                    f"languages): {{file: {name}, source: en, target: ja}}"
+                )
         return self
 
     @property

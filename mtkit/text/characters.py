@@ -63,12 +63,16 @@ _DECODED = re.compile(
     f"[ÂÃ][{_BYTE}]|â(?:€[{_BYTE}’“”…–—]|\x80[\x80-\xbf])|(?:[ÄÅÎÏÐÑ×Ø][{_BYTE}]){{2}}|à[¸¹º][{_BYTE}]"
     f"|(?:[à-ï][{_BYTE}]{{2}}){{2}}|ï»¿|ðŸ|\ufffd"
 )
+_QUOTED = re.compile(r'^"[^\n]*"$', re.MULTILINE)
+_DOUBLED = re.compile(r'^(?!""".*"""$)"(?:[^"\n]|"")*""(?:[^"\n]|"")*"$', re.MULTILINE)  # not """Docstrings."""
 _JOINT = re.compile(r"(?<=[^\s@])@@(?= |\n|$)")
 
 ODDITIES: dict[str, Callable[[str], bool]] = {
     "entities": lambda text: "&" in text and _ENTITY.search(text) is not None,
     "wrongly_decoded": lambda text: not text.isascii() and _DECODED.search(text) is not None,
     "invisible": has_invisible,
+    "doubled_quotes": lambda text: '""' in text and _DOUBLED.search(text) is not None,
+    "quoted": lambda text: '"' in text and _QUOTED.search(text) is not None,
     "subword_marks": lambda text: "@@" in text and _JOINT.search(text) is not None,
 }
 """For each kind of oddity, a function that finds it in text: one line, or several with "\\n" between them."""

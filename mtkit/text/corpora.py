@@ -173,7 +173,11 @@ def _table_rows(corpus: Corpus, repairs: Repairs) -> Rows:
             raise DataError(f"{corpus.file}: a translation memory has no {name}; leave {name} of the corpus out")
     if kind == ".tmx":
         return tmx_rows(corpus.file, columns, repairs)
-    raise DataError(f"{corpus.file} has an unknown format; give .tsv, .jsonl, .tmx (each with .gz too) or .parquet")
+    excel = "save it as CSV UTF-8, and then " if kind == ".xlsx" else ""
+    remedy = f"; {excel}convert it with the command in docs/corpora.md" if kind in (".csv", ".xlsx") else ""
+    raise DataError(
+        f"{corpus.file} has an unknown format; give .tsv, .jsonl, .tmx (each with .gz too) or .parquet{remedy}"
+    )
 
 
 def _unequal(paths: list[Path]) -> DataError:

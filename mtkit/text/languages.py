@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import PurePath
 
+from mtkit.text.sentences import CODES
+
 _CODES = {
     "zh": "zh zho chi cmn yue wuu gan hsn lzh cn chinese mandarin cantonese",
     "ja": "ja jpn jp japanese",
@@ -117,6 +119,12 @@ def script_language(lines: Sequence[str]) -> str | None:
     return language if most > sum(map(str.isalpha, text)) / 2 else None
 
 
+def language_of(name: str, lines: Sequence[str]) -> str | None:
+    """Return the language of a text: a listed one that its name ends in, else of its script, else any name, or None."""
+    named = language_in(name)
+    return named if known_language(named) else script_language(lines) or named
+
+
 def lacks_spaces(lines: Sequence[str]) -> bool:
     """Return whether a text is in a script without spaces between words and has none between words."""
     if has_spaces(script_language(lines)):
@@ -129,6 +137,13 @@ def known_language(language: str | None) -> str | None:
     """Return the two-letter code of a listed language, as zh for cmn_Hant; None for others and for Latin script."""
     main, *subtags = re.split("[-_]", (language or "").strip().lower())
     return None if "latn" in subtags else _LANGUAGES.get(main)
+
+
+def is_language(name: str) -> bool:
+    """Return whether a name is a code of two or three letters, with a region or script or without, or a known name."""
+    main = re.split("[-_]", name.strip().lower())[0]
+    known = main in _LANGUAGES or main in CODES or main in _TWO_LETTERS.split()
+    return known or re.fullmatch("[a-z]{3}", main) is not None
 
 
 def has_spaces(language: str | None) -> bool:

@@ -34,12 +34,14 @@ ABBREVIATIONS = {
         "el": "κ κκ κα δρ καθ π.χ βλ αρ σελ",
     }.items()
 }
+ABBREVIATIONS |= dict.fromkeys(("zh", "ja", "ko", "th", "lo", "km", "my"), ABBREVIATIONS["en"])
 """Abbreviations whose full stop does not end a sentence: lower case, without the last full stop; "" is for all
-languages. Single letters are handled elsewhere. A word that as often ends a sentence as not, as etc, is left out."""
+languages. Latin words in scripts of Asia are taken to be English. Single letters are handled elsewhere. A word that as
+often ends a sentence as not, as etc, is left out."""
 
 BEFORE_NUMBERS = (
     "no nos nr núm num n.º nº art arts abb abs bd bl ch chap fig figs ex eq sec sect tab vol p pp pg pag pág s str kap "
-    "teil ca rs jan feb mar apr jun jul aug sep sept oct okt nov dec dez № рис стр табл гл"
+    "teil ver ca rs jan feb mar apr jun jul aug sep sept oct okt nov dec dez № рис стр табл гл"
 )
 """Words whose full stop does not end a sentence if a number follows, in any language: No. 5, Fig. 2, Jan. 1."""
 
@@ -48,11 +50,13 @@ ORDINALS = "de da nb nn sv fi is et lv cs sk sl hr sr bs hu pl tr eu lb hsb"
 
 _THREE_LETTERS = (
     "eng en deu de ger de fra fr fre fr spa es ita it por pt nld nl dut nl swe sv dan da nob nb nor nb fin fi pol pl "
-    "ces cs cze cs slk sk slo sk hun hu ron ro rum ro tur tr rus ru ukr uk ell el gre el"
+    "ces cs cze cs slk sk slo sk hun hu ron ro rum ro tur tr rus ru ukr uk ell el gre el zho zh chi zh cmn zh jpn ja "
+    "kor ko tha th"
 )
 _NAMES = (
     "english en german de french fr spanish es italian it portuguese pt dutch nl swedish sv danish da norwegian nb "
-    "finnish fi polish pl czech cs slovak sk hungarian hu romanian ro turkish tr russian ru ukrainian uk greek el"
+    "finnish fi polish pl czech cs slovak sk hungarian hu romanian ro turkish tr russian ru ukrainian uk greek el "
+    "chinese zh japanese ja korean ko thai th"
 )
 _OTHERS = f"{_THREE_LETTERS} {_NAMES} no nb".split()
 CODES = dict(zip(_OTHERS[::2], _OTHERS[1::2], strict=True))
@@ -85,6 +89,8 @@ _OPENED = re.compile(rf"(?>(?:{_UNSPOKEN}|_|[^\w{_CONTINUES}])*)")
 """Text before the first word of a sentence: quotes, brackets, bullets, symbols, invisible characters."""
 _SPACED_QUOTE = re.compile(r"»\s*+")
 _HIRAGANA, _JAPANESE_OR_CHINESE = re.compile("[\u3041-\u309f]"), re.compile("[\u3041-\u30ff\u3400-\u9fff]")
+_NOT_LATIN = re.compile("[\u3000-\uffff]")
+"""Characters of Chinese, Japanese and Korean text, which may precede a Latin word without a space."""
 _INITIALS = re.compile(r"(?:[^\W\d_]{1,3}\.)*[^\W\d_]|(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}")
 _ORDINAL = re.compile(r"\d{1,2}|[IVXL]+")
 
@@ -162,7 +168,7 @@ def _continues(preceding: str, following: str, code: str) -> bool:
     words = preceding.split()
     if not words or preceding[-1].isspace():
         return False
-    word = words[-1].strip("\"'“‘„«»([{-–—")
+    word = _NOT_LATIN.split(words[-1])[-1].strip("\"'“‘„«»([{-–—")
     lower = word.lower()
     return (
         _INITIALS.fullmatch(word) is not None

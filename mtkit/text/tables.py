@@ -60,8 +60,8 @@ def tsv_rows(path: Path, columns: Sequence[str], repairs: Repairs, *, gaps: bool
                 raise DataError(f"{path} has columns 1 to {width}, so not all of {', '.join(columns)}")
         if len(fields) != width:
             raise DataError(
-                f"{path}, line {number}: {len(fields)} fields, but the first line has {width}; "
-                f"tabs separate fields, and quotes do not protect a tab"
+                f"{path}, line {number}: {len(fields)} field{'s' * (len(fields) > 1)}, but the first line has {width}; "
+                "tabs separate fields, and quotes protect neither a tab nor a line end"
             )
         yield number, [fields[place] for place in places]
 

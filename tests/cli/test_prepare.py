@@ -206,7 +206,8 @@ def test_the_tokenizer_of_other_data_is_taken_over(tmp_path: Path, recipe: Path)
     assert "vocabulary of mtkit-data: " in done.stdout
     models = [(tmp_path / each / "tokenizer/joint.model").read_bytes() for each in ("own", "mtkit-data")]
     assert models[0] == models[1]
-    assert "Next: mtkit train --data own --preset small\n" in done.stdout  # other data has no weights to begin with
+    # other data has no weights to begin with
+    assert "Next: mtkit train --data own --preset small --max-minutes 60\n" in done.stdout
 
 
 def test_after_the_tokenizer_of_a_run_training_begins_with_its_weights(tmp_path: Path) -> None:

@@ -161,10 +161,26 @@ def test_a_tokenizer_that_does_not_fit_is_noted() -> None:
     Path("hypothesis").write_text("老猫在树下看见了一座大房子。\n请问，去飞机场怎么走？\n")
     Path("reference").write_text("老狗在树下看见了一座小房子。\n请问，去火车站怎么走？\n")
     pair = ["--hypothesis", "hypothesis", "--reference", "reference"]
-    assert typed(*pair).stderr.startswith("note: reference has no spaces between words")
-    assert typed("--hypothesis", "reference", "--reference", "reference").stderr.count("no spaces between words") == 1
+    wrong = typed(*pair, "--target-language", "de").stderr
+    assert wrong.startswith("note: reference has no spaces between words")
+    assert "--target-language zh" in wrong
+    assert "leave out --tokenize" in typed(*pair, "--tokenize", "13a").stderr
     for name in ("zh", "Chinese"):
         assert "note" not in typed(*pair, "--target-language", name).stderr
+    assert "--target-language china is unknown" in typed(*pair, "--target-language", "china").stderr
+
+
+def test_the_language_of_files_is_that_of_their_name_or_script() -> None:
+    Path("hypothesis").write_text("老猫在树下看见了一座大房子。\n请问，去飞机场怎么走？\n")
+    Path("reference").write_text("老狗在树下看见了一座小房子。\n请问，去火车站怎么走？\n")
+    Path("reference.ja.txt").write_bytes(Path("reference").read_bytes())
+    result = typed("--hypothesis", "hypothesis", "--reference", "reference")
+    assert "note: language of reference: zh; --target-language names another" in result.stderr
+    assert "tok:zh" in result.stdout
+    assert "asian:yes" in result.stdout
+    result = typed("--hypothesis", "hypothesis", "--reference", "reference.ja.txt")
+    assert "note: language of reference.ja.txt: ja" in result.stderr
+    assert "asian:yes" in result.stdout
 
 
 def test_byte_order_marks_are_left_out_and_noted() -> None:

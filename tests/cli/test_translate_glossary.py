@@ -39,6 +39,12 @@ def test_missed_terms_are_reported_with_their_lines(folder: Path) -> None:
     assert message in " ".join(result.stderr.split())
 
 
+def test_a_glossary_whose_terms_do_not_occur_is_noted(folder: Path) -> None:
+    (folder / "terms").write_text("dog,hund\n")
+    result = typed(*OUTPUT, "--glossary", "terms")
+    assert "no term of the glossary is in the text; a line of the file is a source term, a tab" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

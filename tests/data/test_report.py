@@ -62,6 +62,7 @@ def test_the_summary_says_what_was_put_right_and_what_cannot_be_spelt(tmp_path: 
     (spelt,) = (line for line in lines if line.startswith("  valid, source of en-de: bytes "))
     assert float(spelt.split("bytes ")[1].split("%")[0]) > 5
     assert not any(line.startswith("  train, ") for line in lines)
+    assert "warning: valid has 3 lines; scores of fewer than 100 lines vary much, so give more" in lines
 
 
 def test_damaged_text_and_a_large_vocabulary_are_warned_of(tmp_path: Path, write_pair: WritePair) -> None:
@@ -125,6 +126,10 @@ def test_a_few_odd_lines_are_noted_and_plain_text_is_not(builtin: Prepared) -> N
     record["inputs"]["train"] = {"sha256": "", "lines": 20_000, "oddities": {"entities": {"source": [19, 4]}}}  # type: ignore[typeddict-unknown-key]
     text = summary(Report(builtin.folder, unchanged=False, record=record), max_length=1_024)
     assert "\nnote: 19 source lines of train (from line 4 on) have HTML entities" in text
+    for quoted, told in ((10_000, False), (10_001, True)):
+        record["inputs"]["train"]["oddities"] = {"quoted": {"target": [quoted, 2]}}
+        text = summary(Report(builtin.folder, unchanged=False, record=record), max_length=1_024)
+        assert (f"warning: {quoted:,} target lines of train (from line 2 on) have quotes around them" in text) == told
 
 
 def test_the_summary_names_the_file_of_contrastive_pairs_and_whole_documents(tmp_path: Path) -> None:

@@ -215,10 +215,22 @@ def test_languages_come_from_names_or_scripts(
     assert with_languages(found) == (found, [])
 
 
+def test_languages_of_validation_text_come_before_the_default(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("".join(f"{zh}\t{en}\n" for zh, en in zip(TEXT["zh"], TEXT["en"], strict=True)))
+    valid = settings_of_text(tmp_path, ("dev.fr", "en"), ("dev.en", "en")).valid
+    given = {"train": {"file": tmp_path / "a.tsv", "source": 1, "target": 2}, "valid": valid}
+    found, (line, *_) = with_languages(DataSettings.model_validate(given))
+    assert found.directions == ["zh-en"]
+    assert line.endswith("target en (from the name dev.en)")
+
+
 def test_text_without_spaces_and_files_the_wrong_way_round_are_warned_of(tmp_path: Path) -> None:
     given = settings_of_text(tmp_path, ("a.en", "en"), ("a.ja", "ja"), target_language="de")
     _, (_, *warnings) = with_languages(given)
-    assert any("a.ja has no spaces between words" in warning for warning in warnings)
+    (warning,) = (warning for warning in warnings if "a.ja has no spaces between words" in warning)
+    assert warning.endswith("as with --target-language ja")
+    chinese = settings_of_text(tmp_path, ("a.en", "en"), ("a.tgt", "zh"), target_language="de")
+    assert with_languages(chinese)[1][-1].endswith("as with --target-language zh")
     turned = {"source": tmp_path / "a.ja", "target": tmp_path / "a.en"}
     _, (_, *warnings) = with_languages(
         DataSettings.model_validate(

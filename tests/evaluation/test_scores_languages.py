@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from sacrebleu.metrics import BLEU
 
+from mtkit.errors import MtkitError
 from mtkit.evaluation import metrics
-from mtkit.evaluation.metrics import missing_tokenizer
+from mtkit.evaluation.metrics import make_metric, missing_tokenizer
 from mtkit.evaluation.scores import doubt, score_corpus
 from mtkit.evaluation.side_scores import score_side
 from mtkit.evaluation.systems import Translated
@@ -116,9 +117,10 @@ def test_bleu_of_words_that_are_none_is_doubted(tmp_path: Path) -> None:
     assert doubt(scores, short, [short]) is None
     paths = [written(tmp_path / name, lines) for name, lines in (("right", right), ("wrong", wrong))]
     files = [Translated("one", paths[1], (paths[0],))]
-    (note,) = score_side(None, files).notes
+    (note,) = score_side(None, files, language="de").notes
     assert note.startswith(f"{paths[0]} has no spaces between words")
-    assert score_side(None, files, metrics=["chrF"]).notes == score_side(None, files, tokenize="zh").notes == []
+    assert score_side(None, files, metrics=["chrF"], language="de").notes == []
+    assert score_side(None, files).overall == score_side(None, files, language="zh").overall
     assert score_side(None, files, language="zh").notes == []
 
 
@@ -151,6 +153,8 @@ def test_without_its_dictionary_a_language_is_scored_by_characters(monkeypatch: 
     assert told == (
         "BLEU counts characters in ja: its tokenizer ja-mecab is not installed; pip install 'sacrebleu[ja]'"
     )
+    with pytest.raises(MtkitError, match=r"'ko-mecab' here: .*; pip install 'sacrebleu\[ko\]'"):
+        make_metric("BLEU", tokenize="ko-mecab")
     assert missing_tokenizer(["ja"], "char") is missing_tokenizer(["de", "zh", "th", None]) is None
     (score,) = score_corpus(WRONG["ja"], [RIGHT["ja"]], metrics=["BLEU"], bootstrap=0, languages=["ja"] * 4)
     assert "|tok:char|" in score.signature

@@ -105,8 +105,9 @@ def test_a_number_is_no_segment(tmp_path: Path) -> None:
 
 
 def test_an_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:
-    for name in ("a.csv", "a.txt.gz", "a.parquet.gz", "tsv"):
-        with pytest.raises(DataError, match=rf"{name} has an unknown format"):
+    names = {"a.csv": "; convert it", "b.xlsx": "; save it as CSV UTF-8, and then convert it with the command in docs"}
+    for name in ("a.txt.gz", "a.parquet.gz", "tsv", *names):
+        with pytest.raises(DataError, match=rf"{name} has an unknown format.*{names.get(name, '')}"):
             list(read_corpus(Corpus(file=tmp_path / name, source="en", target="de")))
 
 
@@ -149,12 +150,14 @@ def test_all_is_counted(tmp_path: Path) -> None:
 
 def test_odd_lines_are_counted_by_side_with_the_first_of_them(tmp_path: Path) -> None:
     source = "plain\n" * 1_500 + "a &amp; b\nc\td\n" + "e &amp; f\n" * 2
-    target = "plain\n" * 1_200 + "FuÃŸ\n" * 3 + "plain\n" * 301
+    target = "plain\n" * 1_200 + "FuÃŸ\n" * 3 + "plain\n" * 299 + '"a ""b"" c"\n"""x"""\n'
     facts = measure_corpus(pair(tmp_path, "a", source, target))
     assert facts.oddities == {
         "entities": {"source": [3, 1_501]},
         "wrongly_decoded": {"target": [3, 1_201]},
         "invisible": {"source": [1, 1_502]},
+        "doubled_quotes": {"target": [1, 1_503]},
+        "quoted": {"target": [2, 1_503]},
     }
     assert measure_corpus(pair(tmp_path, "b", "plain\n", "schlicht\n")).oddities == {}
 

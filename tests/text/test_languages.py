@@ -3,9 +3,11 @@ import pytest
 from mtkit.text.languages import (
     bleu_tokenizer,
     has_spaces,
+    is_language,
     known_language,
     lacks_spaces,
     language_in,
+    language_of,
     languages_in,
     languages_of,
     script_language,
@@ -121,3 +123,16 @@ def test_some_scripts_tell_the_language() -> None:
     assert script_language(["我们去东京银座的时候吃了" * 3, "の"]) == "zh"  # one kana in a Chinese text
     for lines in (ENGLISH, ["안녕하세요. 반갑습니다."], ["Он пришёл."], [], ["", "。"]):
         assert not lacks_spaces(lines)
+
+
+def test_a_text_has_the_language_of_its_name_or_script() -> None:
+    assert language_of("test.ja", ["東京"]) == "ja"
+    assert language_of("test.en", ["東京"]) == language_of("", ["東京"]) == "zh"
+    assert language_of("test.kr", ["한국어"]) == "ko"
+    assert language_of("test.en", ENGLISH) == "en"
+    assert language_of("reference", ENGLISH) is None
+
+
+def test_codes_and_english_names_are_languages() -> None:
+    assert all(map(is_language, ("de", "pt-BR", "zho_Hans", "Japanese", "german", "fil", "zh_Hant")))
+    assert not any(map(is_language, ("japan", "xx", "", "日本語", "englisch")))

@@ -65,9 +65,10 @@ def test_nothing_but_tabs_and_newlines_parts_fields(tsv: Read) -> None:
 @pytest.mark.parametrize(
     ("text", "columns", "message"),
     [
-        ("en\tde\na\tx\nb\n", ("en", "de"), "a.tsv, line 3: 1 fields, but the first line has 2"),
+        ("en\tde\na\tx\nb\n", ("en", "de"), "a.tsv, line 3: 1 field, but the first line has 2"),
+        ('a\t"x\ny"\n', ("1", "2"), "a.tsv, line 2: 1 field, .*quotes protect neither a tab nor a line end"),
         ("a\tx\nb\ty\tz\n", ("1", "2"), "a.tsv, line 2: 3 fields, but the first line has 2"),
-        ("a\tx\n\nb\ty\n", ("1", "2"), "a.tsv, line 2: 1 fields"),
+        ("a\tx\n\nb\ty\n", ("1", "2"), "a.tsv, line 2: 1 field, "),
         ("a\tx\n", ("1", "3"), "columns 1 to 2, so not all of 1, 3"),
         ("a\tx\n", ("0", "1"), "columns 1 to 2, so not all of 0, 1"),
         ("en\tde\n", ("en", "fr"), r"no column 'fr' in its first line \(en, de\)"),

@@ -82,8 +82,8 @@ class Notes:
         """Return the notes as JSON values."""
         return [[count, list(first)] for count, first in astuple(self)]
 
-    def messages(self) -> Iterator[str]:
-        """Yield the messages for the user, one line each."""
+    def messages(self, *, glossary: bool = False) -> Iterator[str]:
+        """Yield the messages for the user, one line each; `glossary`: whether translations must contain terms."""
         if self.cleaned.count:
             yield (
                 f"control or invisible characters of {self.cleaned.count:,} source lines were dropped or became "
@@ -118,6 +118,8 @@ class Notes:
                 f"{self.present.count:,} of {self.present.count + self.missed.count:,} glossary terms are in the "
                 f"translations{lines}"
             )
+        elif glossary:
+            yield "no term of the glossary is in the text; a line of the file is a source term, a tab and a target term"
 
 
 def _were(lines: Listed, noun: str) -> str:
