@@ -149,11 +149,12 @@ class Training:
 
         Products of padding, and those that the backward pass computes again, do not count. None for a sharded model.
         """
-        settings, rows = self.recipe.training, np.concatenate([*islice(self.data.plan(0), COUNTED)])
+        settings = self.recipe.training
         if settings.shard and self.world.size > 1:
             return None
         with self.precision.products():
             rate = product_rate(arithmetic_of(self.precision.name), self.world.device, ())
+        rows = np.concatenate([*islice(self.data.plan(0), COUNTED)])
         operations = training_operations(self.model, self.data.side(0), rows) * (2 if settings.r_drop else 1)
         forget_peak()
         return None if rate is None else self.world.size * rate.best / operations
