@@ -121,14 +121,16 @@ def flops_per_token(recipe: Recipe, prepared: Prepared) -> float:
     """Count the training FLOPs per target token: forward pass, loss and backward pass of the first epoch's batches.
 
     The sample is `BATCHES` batches whose widths are evenly spaced. Padding counts as operations, and not as tokens;
-    so does what reversible layers and kernels compute again. Everything runs in float32 on the CPU by the operations of
-    PyTorch, so the number depends neither on the machine, nor on the threads, nor on `training.precision`.
+    so does what reversible or checkpointed layers and kernels compute again. Everything runs in float32 on the CPU by
+    the operations of PyTorch, so the number depends neither on the machine, nor on the threads, nor on
+    `training.precision`.
 
     Raises: RecipeError and MtkitError if the model cannot be built; DataError without training pairs.
     """
     recipe = prepared.applied_to(recipe).model_copy(update={"seed": SEED})
     model = build_model(recipe, **prepared.model_sizes)
     train_in_part(model, recipe.training, recipe.seed)
+    model.checkpoints_activations = recipe.training.checkpoint_activations
     longest, cpu = min(model.longest_source, model.longest_target), torch.device("cpu")
     loader, objective = DataLoader(recipe, prepared, longest, World("cpu")), Objective(recipe.training, cpu)
     side, operations, tokens = loader.side(0), 0, 0

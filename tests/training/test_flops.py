@@ -100,6 +100,8 @@ def test_what_an_update_computes_twice_counts_twice(prepared: Prepared) -> None:
     assert twice == pytest.approx(2 * once, rel=0.03)  # rows of logits are rounded up to a multiple of 64
     plain, reversible = (flops_per_token(tiny(model={"reversible": on}), prepared) for on in (False, True))
     assert 1.1 * plain < reversible < 4 / 3 * plain  # all but the loss a third more
+    checkpointed = flops_per_token(tiny(training={"checkpoint_activations": True}), prepared)
+    assert 1.1 * plain < checkpointed <= reversible  # the last product of a layer is not needed again
 
 
 def test_frozen_parts_need_no_gradients(prepared: Prepared) -> None:
