@@ -147,7 +147,7 @@ class Training:
     def _full_rate(self) -> float | None:
         """Return the target tokens per second if all GPUs only multiplied, at the rate measured now.
 
-        Products of padding, and those that the backward pass computes again, do not count. None for a sharded model.
+        Neither products of padding count nor products that the backward pass repeats. None for a sharded model.
         """
         settings = self.recipe.training
         if settings.shard and self.world.size > 1:

@@ -131,12 +131,12 @@ class Precision:
     @contextmanager
     def products(self) -> Iterator[None]:
         """The context of updates: products of float32 are in tf32, or in float32 whatever the process has set."""
-        before = torch.get_float32_matmul_precision()
+        chosen = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
         try:
             yield
         finally:
-            torch.set_float32_matmul_precision(before)
+            torch.set_float32_matmul_precision(chosen)
 
     def __str__(self) -> str:
         additions = " and ".join(["Triton"] * self.kernels + ["CUDA graphs"] * self.graphs)

@@ -12,6 +12,7 @@ from mtkit.model.build import build_model
 from mtkit.model.network import Network, Output
 from mtkit.model.recomputed_norms import norms_recomputed
 from mtkit.recipe import Recipe, make_recipe
+from tests.model.test_reversible import kept_bytes
 
 SIZES = {
     **{"d_model": 32, "heads": 4, "feed_forward": 48, "encoder_layers": 2, "decoder_layers": 2, "max_length": 40},
@@ -79,26 +80,14 @@ def test_layers_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs == 1 + 2
 
 
-def kept_bytes(layers: int) -> int:
-    """Bytes that autograd keeps from a forward pass with checkpoints, parameters aside."""
-    model, kept = build(encoder_layers=layers, decoder_layers=layers), {}
-    model.checkpoints_activations = True
-    own = {each.data_ptr() for each in model.parameters()}
-
-    def pack(tensor: Tensor) -> Tensor:
-        if tensor.data_ptr() not in own:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = model(**batch())
-    assert output.hidden.requires_grad
-    return sum(kept.values())
-
-
 def test_a_layer_keeps_its_input_and_nothing_else() -> None:
+    def kept(layers: int) -> int:
+        model = build(encoder_layers=layers, decoder_layers=layers)
+        model.checkpoints_activations = True
+        return kept_bytes(model, batch())
+
     source, target = (batch()[side].numel() for side in ("source", "target_in"))
-    assert kept_bytes(8) - kept_bytes(2) == (8 - 2) * (source + target) * SIZES["d_model"] * 4
+    assert kept(8) - kept(2) == (8 - 2) * (source + target) * SIZES["d_model"] * 4
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import Tensor
 from mtkit.errors import MtkitError, RecipeError
 from mtkit.model.build import build_model
 from mtkit.model.layers import Context, StackPass
-from mtkit.model.network import Output
+from mtkit.model.network import Network, Output
 from mtkit.model.sublayers import from_stream, to_stream
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe, make_recipe
@@ -143,11 +143,9 @@ def test_statistics_are_gathered_once() -> None:
     torch.testing.assert_close(*counted)
 
 
-def kept_bytes(layers: int, reversible: bool) -> int:
+def kept_bytes(model: Network, inputs: dict[str, Tensor]) -> int:
     """Bytes that autograd keeps from a forward pass, parameters aside."""
-    sizes = {"encoder_layers": layers, "decoder_layers": layers, "reversible": reversible, "dropout": 0.0}
-    model, kept = build(model=sizes).train(), {}
-    own = {each.data_ptr() for each in model.parameters()}
+    own, kept = {each.data_ptr() for each in model.parameters()}, {}
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.data_ptr() not in own:
@@ -155,14 +153,18 @@ def kept_bytes(layers: int, reversible: bool) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = model(**batch())
+        output = model(**inputs)
     assert output.hidden.requires_grad
     return sum(kept.values())
 
 
 def test_activation_memory_does_not_grow_with_depth() -> None:
-    assert kept_bytes(8, True) == kept_bytes(2, True)
-    assert kept_bytes(8, False) > 3 * kept_bytes(2, False)
+    def kept(layers: int, reversible: bool) -> int:
+        sizes = {"encoder_layers": layers, "decoder_layers": layers, "reversible": reversible, "dropout": 0.0}
+        return kept_bytes(build(model=sizes).train(), batch())
+
+    assert kept(8, True) == kept(2, True)
+    assert kept(8, False) > 3 * kept(2, False)
 
 
 def test_steps_give_what_forward_gives() -> None:
