@@ -118,6 +118,20 @@ def autocast_disabled(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
+def tf32_products(enabled: bool) -> Iterator[None]:
+    """Whether a GPU rounds the factors of products in float32 to tf32; False leaves the process's setting."""
+    if not enabled:
+        yield
+        return
+    chosen = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(chosen)
+
+
+@contextmanager
 def varied_shapes() -> Iterator[None]:
     """Disable the cuDNN kernels of PyTorch's fused attention, which are compiled for each shape of a batch.
 

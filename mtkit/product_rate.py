@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from mtkit.attention.kernels.cpu.product import Float32, packs_float32
-from mtkit.device import seconds_of
+from mtkit.device import seconds_of, tf32_products
 
 ARITHMETICS = {
     "float32": torch.float32,
+    "tf32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "int8": torch.int8,
@@ -50,7 +51,7 @@ def product_rate(arithmetic: str, device: torch.device, sizes: Sequence[int]) ->
     """
     sides = sorted({*sizes, LARGE.get(device.type, LARGE["cpu"])})
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), tf32_products(arithmetic == "tf32"):
             warnings.simplefilter("ignore")  # PyTorch recommends another int8 package
             return Rate(arithmetic, {side: _rate(side, ARITHMETICS[arithmetic], device) for side in sides})
     except RuntimeError:

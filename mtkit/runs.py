@@ -257,7 +257,16 @@ class Run:
 
         Raises: as `load_model`.
         """
-        base, weights = self.folder / "checkpoints" / BASE / "model.safetensors", self.weights(checkpoint)
+        file = self.weights(checkpoint)
+        try:
+            return self._tensors(file)
+        except (RunError, FileNotFoundError):
+            if file.parent.exists() or self.checkpoint(checkpoint) == file.parent:
+                raise
+        return self._tensors(self.weights(checkpoint))  # a running training has removed the checkpoint
+
+    def _tensors(self, weights: Path) -> "dict[str, Tensor]":
+        base = self.folder / "checkpoints" / BASE / "model.safetensors"
         advice = "copy it again, choose another --checkpoint, or train again"
         check_sum(weights, advice)
         tensors = read_tensors(weights)

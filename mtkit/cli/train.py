@@ -109,7 +109,7 @@ def train(
       torchrun --nproc-per-node 8 -m mtkit train --preset base
     """
     from mtkit.recipe import load_recipe
-    from mtkit.runs import initial_run, resumable_folder, run_folder
+    from mtkit.runs import initial_run, named_run, resumable_folder, run_folder
 
     settings = load_recipe(
         recipe,
@@ -154,7 +154,9 @@ def train(
     label = label_attention(settings)  # checks names, roles and options before any data is read
     folder = run_folder(label if name is None else name)
     use_threads(threads)
-    source = initial_run(settings.training.init_from, folder)
+    initial = settings.training.init_from
+    # a dry run begins again, also if the run has begun
+    source = named_run(initial) if dry_run and initial is not None else initial_run(initial, folder)
     prepared = open_prepared(settings.data.folder)
     changed = [] if recipe is None or data is not None else changed_settings(prepared.settings, settings.data)
     if changed and first:
@@ -177,8 +179,8 @@ def train(
             progress=through,
             preview=dry_run,
         )
-    if dry_run:
-        typer.echo("dry run: nothing was written")
+    if dry_run and first:
+        ignoring_write_errors(typer.echo)("dry run: nothing was written")
     if outcome.signal is not None:
         raise typer.Exit(128 + outcome.signal)
 

@@ -253,7 +253,7 @@ def translate_input(
             say=note,
             on_progress=advance,
         )
-    for message in notes.messages(glossary=translator.has_glossary):
+    for message in notes.messages(glossary=translator.has_glossary and part is None):
         note(message)
 
 

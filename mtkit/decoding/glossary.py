@@ -41,6 +41,8 @@ class Glossary:
         Raises: DataError for a source term with two targets, and for a target that the vocabulary cannot spell.
         """
         self._tokenizer = tokenizer
+        self._forms_of: dict[str, list[tuple[int, ...]]] = {}
+        self._tokens_of: dict[tuple[int, ...], tuple[str, ...]] = {}
         self._targets: dict[tuple[str, ...], tuple[str, bool]] = {}
         """The target term, and whether it may be in capitals, by the tokens of the source."""
         self._longest: dict[str, int] = {}
@@ -77,7 +79,7 @@ class Glossary:
         """Return the terms that a translation's text lacks, each with the number of missing occurrences."""
         missed, text_tokens = dict[Term, int](), tokens(text)
         for term in terms:
-            spellings = {tuple(tokens(self._tokenizer.decode(form))) for form in term.forms}
+            spellings = {self._tokens(form) for form in term.forms}
             count = sum(_occurrences(text_tokens, list(spelling)) for spelling in spellings)
             if count < term.count:
                 missed[term] = term.count - count
@@ -115,8 +117,16 @@ class Glossary:
 
     def _forms(self, spelling: str) -> list[tuple[int, ...]]:
         """Return a term's pieces after a space and directly after other text, without forms that lose a character."""
-        forms = [tuple(self._tokenizer.encode(spelling)), tuple(self._within_text.encode(spelling))]
-        return [form for form in forms if UNK not in form and tokens(self._tokenizer.decode(form)) == tokens(spelling)]
+        if spelling not in self._forms_of:
+            forms = [tuple(self._tokenizer.encode(spelling)), tuple(self._within_text.encode(spelling))]
+            spelled = tuple(tokens(spelling))
+            self._forms_of[spelling] = [form for form in forms if UNK not in form and self._tokens(form) == spelled]
+        return self._forms_of[spelling]
+
+    def _tokens(self, form: tuple[int, ...]) -> tuple[str, ...]:
+        if form not in self._tokens_of:
+            self._tokens_of[form] = tuple(tokens(self._tokenizer.decode(form)))
+        return self._tokens_of[form]
 
     @cached_property
     def _within_text(self) -> Tokenizer:

@@ -115,7 +115,10 @@ def score_side(
     segments = len(texts.hypotheses[0])
     resamples = _resamples(segments, documents)
     overall = compare_systems(systems, tests=tests, resamples=resamples, progress=progress)
-    has_bleu = any(name == "BLEU" for name, _ in chosen)
+    names = {name for name, _ in chosen}
+    has_bleu = "BLEU" in names
+    if "TER" not in names and (tokenize is not None or not has_bleu):
+        note = None  # nothing depends on the language
     notes = [note, missing_tokenizer(languages, tokenize) if has_bleu else None, *_notes_on_files(files, lines)]
     if comet and len(texts.references) > 1:
         notes.append(f"COMET uses one reference: {files[0].references[0]}")

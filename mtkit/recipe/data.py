@@ -101,13 +101,12 @@ class Corpus(Settings):
 
     @model_validator(mode="after")
     def _text_files(self) -> Self:
-        for name in (str(self.source or ""), str(self.target or "")):
-            is_text = self.file is None and self.dataset is None
-            if is_text and Path(name.removesuffix(".gz")).suffix in _BOTH_SIDES:
-                raise ValueError(
-                    f"{name} is a file of both sides, not of one; name it in a recipe, with its columns (of .tmx, its "
-                    f"languages): {{file: {name}, source: en, target: ja}}"
-                )
+        name, is_text = str(self.source or ""), self.file is None and self.dataset is None
+        if is_text and self.source == self.target and Path(name.removesuffix(".gz")).suffix in _BOTH_SIDES:
+            raise ValueError(
+                f"{name} is the file of both sides; name it once in a recipe, with its columns (of .tmx, its "
+                f"languages): {{file: {name}, source: en, target: ja}}"
+            )
         return self
 
     @property

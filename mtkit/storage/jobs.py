@@ -229,8 +229,13 @@ def _opened(output: Path | BinaryIO, stack: ExitStack) -> BinaryIO:
     """The output as a stream, until the stack ends."""
     if not isinstance(output, Path):
         return output
-    opened = open_device(output) if is_device(output) else stack.enter_context(writing(output)).open("wb")
-    file = stack.enter_context(opened)
+    if is_device(output):
+        try:
+            file = stack.enter_context(open_device(output))
+        except OSError as error:
+            raise WriteError([output], error) from error
+    else:
+        file = stack.enter_context(stack.enter_context(writing(output)).open("wb"))
     if output.suffix == ".gz":
         return cast(BinaryIO, stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0)))
     return file

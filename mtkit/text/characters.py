@@ -64,7 +64,7 @@ _DECODED = re.compile(
     f"|(?:[à-ï][{_BYTE}]{{2}}){{2}}|ï»¿|ðŸ|\ufffd"
 )
 _QUOTED = re.compile(r'^"[^\n]*"$', re.MULTILINE)
-_DOUBLED = re.compile(r'^(?!""".*"""$)"(?:[^"\n]|"")*""(?:[^"\n]|"")*"$', re.MULTILINE)  # not """Docstrings."""
+_DOUBLED = re.compile(r'^(?!""".*"""$)"[^"\n]*""(?:[^"\n]|"")*"$', re.MULTILINE)  # not """Docstrings."""
 _JOINT = re.compile(r"(?<=[^\s@])@@(?= |\n|$)")
 
 ODDITIES: dict[str, Callable[[str], bool]] = {

@@ -120,9 +120,11 @@ def script_language(lines: Sequence[str]) -> str | None:
 
 
 def language_of(name: str, lines: Sequence[str]) -> str | None:
-    """Return the language of a text: a listed one that its name ends in, else of its script, else any name, or None."""
-    named = language_in(name)
-    return named if known_language(named) else script_language(lines) or named
+    """Return the language of a text: the one that its name ends in if the script agrees, else its script's, or None."""
+    named, script = language_in(name), script_language(lines)
+    if known_language(named):  # in a script of its own
+        return named if script else None
+    return script or named
 
 
 def lacks_spaces(lines: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ ABBREVIATIONS = {
     for language, words in {
         "": "dr prof st",
         "en": "mr mrs ms messrs dr prof st gen col capt lt sgt maj cmdr rev hon gov sen rep pres supt mt ft vs viz "
-        "cf approx ca inc ltd co corp bros dept est al ave blvd rd",
+        "cf approx ca ver inc ltd co corp bros dept est al ave blvd rd",
         "de": "dr prof hr fr frl dipl ing st str bzw vgl ca evtl ggf inkl exkl zzgl sog bspw max min mind geb gest "
         "gegr jh jhd mio mrd tel abs art aufl bd hrsg verf zit ebd",
         "fr": "mm mme mlle mgr me dr pr st ste cf ex env av apr tél vol chap",
@@ -41,7 +41,7 @@ often ends a sentence as not, as etc, is left out."""
 
 BEFORE_NUMBERS = (
     "no nos nr núm num n.º nº art arts abb abs bd bl ch chap fig figs ex eq sec sect tab vol p pp pg pag pág s str kap "
-    "teil ver ca rs jan feb mar apr jun jul aug sep sept oct okt nov dec dez № рис стр табл гл"
+    "teil ca rs jan feb mar apr jun jul aug sep sept oct okt nov dec dez № рис стр табл гл"
 )
 """Words whose full stop does not end a sentence if a number follows, in any language: No. 5, Fig. 2, Jan. 1."""
 
@@ -168,8 +168,8 @@ def _continues(preceding: str, following: str, code: str) -> bool:
     words = preceding.split()
     if not words or preceding[-1].isspace():
         return False
-    word = _NOT_LATIN.split(words[-1])[-1].strip("\"'“‘„«»([{-–—")
-    lower = word.lower()
+    word = words[-1].strip("\"'“‘„«»([{-–—「『（")
+    lower = _NOT_LATIN.split(word)[-1].lower()
     return (
         _INITIALS.fullmatch(word) is not None
         or (word.isdigit() and word == preceding.strip())

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count, sdpa_backward_flop_count, sdpa_flop_count
 
 from mtkit.data.batches import make_batch
@@ -154,15 +153,11 @@ def training_operations(model: Network, side: Side, rows: np.ndarray) -> float:
         batch = make_batch(side, np.array([row]))
         source, target_in = batch.source.to(device), batch.target_in.to(device)
         task = None if batch.task is None else batch.task.to(device)
-        forward = partial(_forward, model, source, target_in, task)
-        operations += 3 * flops_of(forward)
+        logits = 2 * target_in.numel() * model.output_weight.numel()
+        operations += 3 * (flops_of(partial(model, source, target_in, task=task)) + logits)
         tokens += batch.target_tokens
     model.train(training)
     return operations / tokens
-
-
-def _forward(model: Network, source: Tensor, target_in: Tensor, task: Tensor | None) -> Tensor:
-    return model(source, target_in, task=task).hidden @ model.output_weight.t()
 
 
 def _backward(model: Network, objective: Objective, batch: DeviceBatch) -> None:

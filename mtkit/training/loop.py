@@ -1,6 +1,6 @@
 """The training loop of one process: update, validate, write checkpoints, and stop."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,11 +9,12 @@ from pathlib import Path
 from time import monotonic
 
 import numpy as np
+from torch import Tensor
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.evaluation.metrics import missing_tokenizer
-from mtkit.memory import forget_peak
+from mtkit.memory import OOM_ERRORS, forget_peak, is_oom
 from mtkit.model.adaptation import frozen_state, trained_names
 from mtkit.model.network import Network
 from mtkit.product_rate import arithmetic_of, product_rate
@@ -147,17 +148,23 @@ class Training:
     def _full_rate(self) -> float | None:
         """Return the target tokens per second if all GPUs only multiplied, at the rate measured now.
 
-        Neither products of padding count nor products that the backward pass repeats. None for a sharded model.
+        Neither products of padding count nor products that the backward pass repeats. None if it is unknown: of the
+        rnn, whose products in cuDNN cannot be counted, of sharded models, and of models that are trained in part.
         """
-        settings = self.recipe.training
-        if settings.shard and self.world.size > 1:
+        settings, whole = self.recipe.training, all(weight.requires_grad for weight in self.model.parameters())
+        rate = product_rate(arithmetic_of(self.precision.name), self.world.device, ())
+        sharded = settings.shard and self.world.size > 1
+        if rate is None or sharded or not whole or self.recipe.model.architecture == "rnn":
             return None
-        with self.precision.products():
-            rate = product_rate(arithmetic_of(self.precision.name), self.world.device, ())
         rows = np.concatenate([*islice(self.data.plan(0), COUNTED)])
-        operations = training_operations(self.model, self.data.side(0), rows) * (2 if settings.r_drop else 1)
+        try:
+            operations = training_operations(self.model, self.data.side(0), rows) * (2 if settings.r_drop else 1)
+        except OOM_ERRORS as error:
+            if not is_oom(error):
+                raise
+            return None
         forget_peak()
-        return None if rate is None else self.world.size * rate.best / operations
+        return self.world.size * rate.best / operations
 
     def _restore(self) -> None:
         """Restore model, optimiser, average and place in training from the last checkpoint, if there is one."""
@@ -298,27 +305,31 @@ class Training:
 
     def _save(self) -> None:
         """Write a checkpoint on the first process; the others wait, because a launcher may end it when they exit."""
-        with self._saving():
-            pass
+        self.progress = self.updater.save_state(self.progress)
+        self._write(self.updater.tensors())
+        self.world.agree()
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        """Write a checkpoint, if training is on a GPU while the context runs."""
+        """`_save` before the context, or in training on a GPU while the context runs."""
+        if not self._writes_meanwhile:
+            self._save()
+            yield
+            return
         self.progress = self.updater.save_state(self.progress)
-        files = self.updater.tensors()
-        if not self.world.first:
-            yield
-        elif self._writes_meanwhile:
-            # validation may replace the weights by their average
-            copies = {file: {name: x.to("cpu", copy=True) for name, x in of.items()} for file, of in files.items()}
-            with ThreadPoolExecutor(1) as writer:  # waits for the thread even after an error
-                written = writer.submit(self.checkpoints.save, self.progress, copies)
+        # copied here: in the thread, each copy would wait for kernels of the validation
+        files = {file: {name: x.cpu() for name, x in of.items()} for file, of in self.updater.tensors().items()}
+        with ThreadPoolExecutor(1) as writer:
+            written = writer.submit(self._write, files)
+            try:
                 yield
-            written.result()
-        else:
-            self.checkpoints.save(self.progress, files)
-            yield
+            finally:
+                written.result()
         self.world.agree()
+
+    def _write(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        if self.world.first:
+            self.checkpoints.save(self.progress, files)
 
     @property
     def _writes_meanwhile(self) -> bool:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-from mtkit.device import autocast, autocast_disabled, hardware, has_triton, varied_shapes
+from mtkit.device import autocast, autocast_disabled, hardware, has_triton, tf32_products, varied_shapes
 from mtkit.errors import RunError
 
 WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
@@ -128,15 +128,9 @@ class Precision:
         """The context of forward passes and losses."""
         return autocast(self.device, None if self.name in ("float32", "tf32") else getattr(torch, self.name))
 
-    @contextmanager
-    def products(self) -> Iterator[None]:
-        """The context of updates: products of float32 are in tf32, or in float32 whatever the process has set."""
-        chosen = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(chosen)
+    def products(self) -> AbstractContextManager[object]:
+        """The context of updates."""
+        return tf32_products(self.name == "tf32")
 
     def __str__(self) -> str:
         additions = " and ".join(["Triton"] * self.kernels + ["CUDA graphs"] * self.graphs)

@@ -61,7 +61,17 @@ def trained_on(run: Run) -> list[str]:
 
 _MAY_CHANGE = (
     *(*LIMITS, "patience", "init_from", "best_by", "least_improvement"),
-    *("keep_last", "keep_best", "average_last", "validate_every", "log_every", "deterministic", "shard"),
+    *(
+        "keep_last",
+        "keep_best",
+        "average_last",
+        "validate_every",
+        "log_every",
+        "deterministic",
+        "shard",
+        "checkpoint_activations",
+        "attention_entropy",
+    ),
 )
 MAY_CHANGE = ("decoding.", "scoring.", "promises:", *(f"training.{name}:" for name in _MAY_CHANGE))
 """Prefixes of settings that may change when a run is resumed: how long to train, how often to validate, and how to

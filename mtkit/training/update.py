@@ -279,7 +279,7 @@ class Updater:
             raise RunError(
                 f"out of memory on {self.world.device} at a single segment of {batch.source.shape[1]} source "
                 f"and {batch.target_in.shape[1]} target pieces (line {batch.lines[0]} of the training text); "
-                + ("" if self._settings.checkpoint_activations else "set training.checkpoint_activations: true, or ")
+                + ("set training.checkpoint_activations: true, or " if self._can_keep_less else "")
                 + "lower model.max_length, or the size of the model, under another --name"
             )
         self._say(
@@ -289,6 +289,12 @@ class Updater:
         self.max_batch_size = max(half.size for half in batch.halves())
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()  # blocks cached in the larger batch's sizes
+
+    @property
+    def _can_keep_less(self) -> bool:
+        """Whether activation checkpointing would save memory."""
+        model, checkpointed = self._recipe.model, self._settings.checkpoint_activations
+        return model.architecture == "transformer" and not model.reversible and not checkpointed
 
     def _check_memory(self) -> None:
         """Raises: RunError on a CPU without memory for gradients, moments and averages of the weights."""

@@ -91,10 +91,11 @@ class Validation:
 
     @property
     def scores(self) -> tuple[float, float, float]:
-        """BLEU, loss, and the score that chooses the best checkpoint."""
+        """BLEU, loss, and the score that chooses the best checkpoint; a loss that is not a number is infinite."""
+        loss = math.inf if math.isnan(self.nll) else self.nll
         if self.other is not None:
-            return self.bleu, self.nll, self.other.value
-        return self.bleu, self.nll, self.nll if self.best_by == "loss" else self.bleu
+            return self.bleu, loss, self.other.value
+        return self.bleu, loss, loss if self.best_by == "loss" else self.bleu
 
     def lines(self, title: str, better: bool) -> list[str]:
         """Return the result and sample translations as lines of text."""

@@ -9,6 +9,7 @@ and checkpoints. A ring of watchers suffices: among several silent processes one
 import os
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
@@ -181,6 +182,13 @@ class World:
         """Replace values on the CPU by their sums over all processes."""
         if self.size > 1:
             dist.all_reduce(values)
+
+    def send(self, tensors: Iterable[Tensor]) -> None:
+        """Replace the content of tensors by their content in the first process."""
+        for tensor in tensors if self.size > 1 else ():
+            sent = tensor.detach().contiguous()
+            dist.broadcast(sent, 0)
+            tensor.detach().copy_(sent)
 
     def share(self, count: int) -> range:
         """Return the indices of this process among so many items."""

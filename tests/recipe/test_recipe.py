@@ -69,9 +69,8 @@ PAIR = {"source": "a", "target": "b"}
         ),
         (
             {"data": {"train": {"source": "a.tmx.gz", "target": "a.tmx.gz"}, "valid": PAIR}},
-            ["a.tmx.gz is a file of both sides", "{file: a.tmx.gz, source: en, target: ja}"],
+            ["a.tmx.gz is the file of both sides", "{file: a.tmx.gz, source: en, target: ja}"],
         ),
-        ({"data": {"train": {"source": "a.en", "target": "b.tsv"}, "valid": PAIR}}, ["b.tsv is a file of both sides"]),
         ({"data": {"train": PAIR, "valid": {**PAIR, "weight": 2}}}, ["the valid side has a weight"]),
         (
             {"data": {"train": PAIR, "valid": PAIR, "test": {"new": {**PAIR, "weight": 2}}}},

@@ -131,6 +131,8 @@ def test_a_text_has_the_language_of_its_name_or_script() -> None:
     assert language_of("test.kr", ["한국어"]) == "ko"
     assert language_of("test.en", ENGLISH) == "en"
     assert language_of("reference", ENGLISH) is None
+    for name in ("test.ja-en", "ref.zh-en", "ref_my.txt", "ref.lo"):
+        assert language_of(name, ENGLISH) is None
 
 
 def test_codes_and_english_names_are_languages() -> None:

@@ -119,3 +119,20 @@ def test_the_full_rate_is_the_rate_of_products_over_those_of_a_token(
     monkeypatch.setattr(loop.Training, "introduce", lambda training: rates.append(training._full_rate()))
     run(tiny(model={"dropout": 0.1}, training={**BUDGET, "max_updates": 1, "r_drop": r_drop}), prepared, tmp_path)
     assert rates == [expected]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"model": {"architecture": "rnn"}, "attention": {"cross": "additive"}},
+        {"training": {**BUDGET, "max_updates": 1, "freeze": ["embeddings"]}},
+    ],
+)
+def test_no_full_rate_is_known_if_products_cannot_be_counted(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: dict[str, Any]
+) -> None:
+    rates: list[float | None] = []
+    monkeypatch.setattr(loop, "product_rate", lambda *_: Rate("float32", {8: 6e9}))
+    monkeypatch.setattr(loop.Training, "introduce", lambda training: rates.append(training._full_rate()))
+    run(tiny(**{"training": {**BUDGET, "max_updates": 1}, **groups}), prepared, tmp_path)
+    assert rates == [None]

@@ -70,8 +70,11 @@ class FlatReduction:
     def finish(self, totals: Tensor) -> None:
         if self._processes == 1:
             return
-        for parameter in self._parameters:
-            if parameter.grad is None:
+        # parameters that had no part in any process keep no gradient: the optimiser leaves them as they are
+        have = torch.tensor([parameter.grad is not None for parameter in self._parameters]).float()
+        dist.all_reduce(have)
+        for parameter, count in zip(self._parameters, have.tolist(), strict=True):
+            if count and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         sum_in_buckets(gradients, self._dtype)

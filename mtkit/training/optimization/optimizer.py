@@ -129,7 +129,7 @@ def orthogonalize_together(matrices: Tensor, processes: int) -> Tensor:
     part = matrices[share * dist.get_rank() :][:share]
     part = orthogonalize(nn.functional.pad(part, (0, 0, 0, 0, 0, share - len(part))))  # gathered parts have equal sizes
     gathered = part.new_empty(share * processes, *part.shape[1:])
-    dist.all_gather_into_tensor(gathered, part.contiguous())
+    dist.all_gather(list(gathered.split(share)), part.contiguous())
     return gathered[: len(matrices)]
 
 
