@@ -17,7 +17,7 @@ from mtkit.model.build import build_model
 from mtkit.recipe import load_recipe
 from mtkit.runs import FORMAT, Run, can_resume, find_run, find_runs, named_run, run_folder
 from mtkit.storage.files import digest
-from mtkit.storage.weights import load_weights, read_tensors
+from mtkit.storage.weights import check_sum, load_weights, read_tensors
 from tests.damage import check_damages
 
 
@@ -228,3 +228,28 @@ def test_weights_are_checked_against_their_checksum(run: Path, checksum: str) ->
         return
     with pytest.raises(RunError, match=r"model\.safetensors is damaged: its checksum is not the one in state\.json"):
         Run(run).load_model()
+
+
+def test_a_checkpoint_that_a_running_training_replaces_is_read_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (run / "checkpoints" / f"update-000000{update}" for update in (10, 20))
+
+    def replaced(file: Path, advice: str) -> bool:
+        if old.exists():
+            old.rename(new)
+            (run / "best.json").write_text(json.dumps({"checkpoint": new.name}))
+            raise FileNotFoundError(file)
+        return check_sum(file, advice)
+
+    monkeypatch.setattr(runs, "check_sum", replaced)
+    assert Run(run).tensors()
+
+
+def test_a_checkpoint_that_stays_damaged_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: Path, advice: str) -> bool:
+        raise RunError("damaged")
+
+    monkeypatch.setattr(runs, "check_sum", fail)
+    with pytest.raises(RunError, match="damaged"):
+        Run(run).tensors()

@@ -228,3 +228,14 @@ def test_a_validation_holds_no_gradients_and_returns_the_memory_of_training(
     monkeypatch.setattr(validation, "release_freed_memory", lambda: events.append("released"))
     run(tiny(training={"max_updates": 2, "validate_every": 2}), prepared, tmp_path / "run")
     assert events == ["released", [], "released"]
+
+
+def test_any_loss_is_better_than_one_that_is_not_a_number(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([float("nan"), 3.0, 2.0])
+    monkeypatch.setattr(validation, "validation_loss", lambda *_: next(losses))
+    outcome = run(tiny(training={"best_by": "loss"}), prepared, tmp_path)
+    assert [state["score"] for state in states(tmp_path).values()] == [None, 3.0, 2.0]
+    assert outcome.progress.best_score == 2.0
+    assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "update-00000024"

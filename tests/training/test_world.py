@@ -7,6 +7,7 @@ import torch
 
 from mtkit.errors import RunError
 from mtkit.training.world import World
+from tests.processes import together
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="lists threads as Linux shows them")
@@ -71,3 +72,14 @@ def test_a_process_without_a_gpu_of_its_own_is_one_clear_error(monkeypatch: pyte
     with pytest.raises(RunError, match="this machine has 0; use --device cpu"):
         World("cuda")
     assert World("cpu").device == torch.device("cpu")
+
+
+def received() -> list[list[float]]:
+    with World("cpu") as world:
+        numbers, flags = torch.full((2, 3), float(world.rank)).T, torch.tensor([world.rank == 0, True])
+        world.send([numbers, flags, torch.empty(0)])
+        return [numbers.flatten().tolist(), flags.float().tolist()]
+
+
+def test_all_processes_get_the_content_of_the_first_one() -> None:
+    assert together(2, received) == [[[0.0] * 6, [1.0, 1.0]]] * 2
