@@ -4,6 +4,8 @@ from contextlib import closing
 from dataclasses import replace
 from time import monotonic
 
+import torch
+
 from mtkit.memory import in_words, memory_bytes, peak_bytes
 from mtkit.training.loop import Training
 from mtkit.training.progress import Outcome
@@ -13,6 +15,18 @@ PREVIEWED, PREVIEW_SECONDS = 3, 10.0
 
 SLOW_SECONDS = 60.0
 """Seconds after which a preview ends with the update in progress, even if it is the first."""
+
+
+ROOM = 0.9
+"""Share of a GPU's memory that batches can use; the rest is lost between the blocks that PyTorch allocates."""
+
+
+def fitting_tokens(tokens: int, held: float, peak: float, memory: float) -> int:
+    """Return the tokens of the largest batch that fits in `memory`, if batches of `tokens` reach `peak`.
+
+    `held` is the memory of weights and moments, which does not grow with the batch. All are bytes.
+    """
+    return int(tokens * (ROOM * memory - held) / max(peak - held, 1.0))
 
 
 def preview_training(training: Training) -> Outcome:
@@ -43,6 +57,14 @@ def preview_training(training: Training) -> Outcome:
             f"{seconds / made:.3g} s per update and {tokens:,.0f} target tokens/s in {made} updates; "
             f"peak memory {in_words(peak_bytes(device))} of {in_words(memory_bytes(device))}"
         )
+        if device.type == "cuda":
+            batch_tokens = training.recipe.training.batch_tokens
+            computed = min(batch_tokens, training.updater.max_batch_size or batch_tokens)  # at once
+            held = torch.cuda.memory_allocated(device)
+            fitting = fitting_tokens(computed, held, peak_bytes(device), memory_bytes(device))
+            training.say(
+                f"the memory holds about {fitting:,} tokens per batch; training.batch_tokens is {batch_tokens:,}"
+            )
         left = training.limits.seconds_left(replace(training.progress, seconds=0.0), seconds / made)
         spent = "no end" if left is None else f"{left / 60:,.1f} minutes"
         training.say(f"estimate until {training.limits.describe()}, without validation and checkpoints: {spent}")

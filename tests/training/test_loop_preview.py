@@ -11,6 +11,7 @@ import torch
 from mtkit.data.prepared import Prepared
 from mtkit.memory import in_words, machine_bytes
 from mtkit.training import preview
+from mtkit.training.preview import fitting_tokens
 from mtkit.training.update import Updater
 from tests.training.conftest import run, tiny
 
@@ -93,3 +94,8 @@ def test_memory_that_does_not_suffice_is_an_error(
     monkeypatch.setattr(Updater, "run", short)
     with pytest.raises(Exception, match="out of memory on cpu at update 1; halve --batch-tokens"):
         previewed(tmp_path, prepared)
+
+
+def test_the_tokens_that_fit_grow_with_the_memory_that_weights_leave() -> None:
+    assert fitting_tokens(1_000, held=10.0, peak=30.0, memory=100.0) == 4_000
+    assert fitting_tokens(1_000, held=10.0, peak=90.0, memory=100.0) == 1_000
