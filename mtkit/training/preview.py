@@ -62,9 +62,7 @@ def preview_training(training: Training) -> Outcome:
             computed = min(batch_tokens, training.updater.max_batch_size or batch_tokens)  # at once
             held = torch.cuda.memory_allocated(device)
             fitting = fitting_tokens(computed, held, peak_bytes(device), memory_bytes(device))
-            training.say(
-                f"the memory holds about {fitting:,} tokens per batch; training.batch_tokens is {batch_tokens:,}"
-            )
+            training.say(f"about {fitting:,} tokens per batch fit; training.batch_tokens is {batch_tokens:,}")
         left = training.limits.seconds_left(replace(training.progress, seconds=0.0), seconds / made)
         spent = "no end" if left is None else f"{left / 60:,.1f} minutes"
         training.say(f"estimate until {training.limits.describe()}, without validation and checkpoints: {spent}")
