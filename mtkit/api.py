@@ -14,7 +14,7 @@ from mtkit.data.place import changed_settings
 from mtkit.data.prepare import Report
 from mtkit.data.prepare import prepare as prepare_data
 from mtkit.data.prepared import open_prepared
-from mtkit.decoding.alignment import Alignment, align
+from mtkit.decoding.alignment import Alignment
 from mtkit.decoding.translated_text import with_translations
 from mtkit.decoding.translation import Translation
 from mtkit.decoding.translator import Translator
@@ -148,9 +148,8 @@ class LoadedRun:
         target = translator.tokenizers.target
 
         def alignment() -> Alignment:
-            directions = translator.directions(direction, 1)
             with self._turn:
-                return align(translator.network, translator.tokenizers, source, hypothesis.text, directions=directions)
+                return translator.align(source, hypothesis, direction=direction)
 
         return TranslatedLine(
             source,

@@ -31,7 +31,7 @@ from mtkit.evaluation.scores import score_corpus
 from mtkit.experiments import place
 from mtkit.experiments.children import Children
 from mtkit.experiments.folder import Folder
-from mtkit.recipe import make_recipe, merged
+from mtkit.recipe import DecodingSettings, make_recipe, merged
 from mtkit.runs import Run
 from tests.decoding.trained import make_run
 
@@ -199,11 +199,12 @@ def test_a_run_can_be_loaded_in_inference_mode(folder: Path) -> None:
     assert [line.text for line in loaded.translate(LINES)] == wanted
 
 
-def test_an_alignment_is_that_of_the_text(folder: Path) -> None:
+def test_an_alignment_is_that_of_the_pieces(folder: Path) -> None:
     loaded = mtkit.load(folder)
     first, blank = loaded.translate(["a dog", ""], max_pieces=5)
-    wanted = align(loaded.translator.network, loaded.translator.tokenizers, "a dog", first.text)
-    assert first.alignment.target == wanted.target
+    ((best, *_),) = loaded.translator.with_settings(DecodingSettings(max_pieces=5)).translate(["a dog"])
+    wanted = align(loaded.translator.network, loaded.translator.tokenizers, "a dog", best.pieces)
+    assert first.alignment.target == wanted.target == [*first.pieces, "</s>"]
     torch.testing.assert_close(first.alignment.weights, wanted.weights)
     with pytest.raises(MtkitError, match="blank"):
         _ = blank.alignment

@@ -1,5 +1,6 @@
 """Soft alignment (Bahdanau et al., 2015) in every layer and head: the attention when each piece is predicted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -65,9 +66,14 @@ class Alignment:
 
 
 def align(
-    network: Network, tokenizers: Tokenizers, source: str, target: str, *, directions: Directions | None = None
+    network: Network,
+    tokenizers: Tokenizers,
+    source: str,
+    target: str | Sequence[int],
+    *,
+    directions: Directions | None = None,
 ) -> Alignment:
-    """Return the attention of the network while it predicts each piece of a given target.
+    """Return the attention of the network while it predicts each piece of a target: a text, or pieces with EOS.
 
     `directions` holds the direction of this line, for a model trained on several.
 
@@ -89,15 +95,15 @@ def align(
 
 
 def forced_pair(
-    network: Network, tokenizers: Tokenizers, source: str, target: str, directions: Directions | None
+    network: Network, tokenizers: Tokenizers, source: str, target: str | Sequence[int], directions: Directions | None
 ) -> tuple[Segment, list[int]]:
-    """Return the segment of a source line and the pieces of its given target, end mark included.
+    """Return the segment of a source line and the pieces of its target, end mark included; pieces stay as they are.
 
     Raises: DataError for a blank source and for a text that is too long.
     """
     front = Source(SourceLines([source], directions), tokenizers.source, network.longest_source)
     words = tokenizers.source.encode(source)
-    pieces = [*tokenizers.target.encode(target), EOS]
+    pieces = [*tokenizers.target.encode(target), EOS] if isinstance(target, str) else list(target)
     if is_blank(source):
         raise DataError("the source is blank; give a line of text")
     limits = (("source", len(words), front.longest), ("target", len(pieces), network.longest_target))

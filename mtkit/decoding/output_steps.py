@@ -1,5 +1,6 @@
 """The output distribution at each step of a given translation: the likeliest pieces and the piece that follows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,12 +33,12 @@ def output_steps(
     network: Network,
     tokenizers: Tokenizers,
     source: str,
-    target: str,
+    target: str | Sequence[int],
     *,
     top: int = 5,
     directions: Directions | None = None,
 ) -> list[Step]:
-    """Return a step for each piece of a given target, the end mark last; `directions` holds the direction of the line.
+    """Return a step for each piece of a target (a text, or pieces with EOS); `directions` holds the line's direction.
 
     Raises: DataError for a blank source and for a text that is too long.
     """

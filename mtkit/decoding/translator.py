@@ -239,14 +239,16 @@ class Translator:
             lines = self.source(lines, direction=direction)
         return translate_lines(self.engine, self.tokenizers, lines, on_progress=on_progress, stopped=stopped)
 
-    def align(self, source: str, target: str | None = None, *, direction: str | None = None) -> Alignment:
+    def align(self, source: str, target: str | Translation | None = None, *, direction: str | None = None) -> Alignment:
         """Return the run's attention at each piece of `target`; None: of the run's translation.
+
+        A translation of one part has the pieces that the model produced; other text is encoded.
 
         Raises: MtkitError for an ensemble, for a text of several lines, and as `mtkit.decoding.alignment.align`.
         """
         network, directions = self.network, self.directions(direction, 1)
-        target = self._target_of(source, target, direction)
-        return align(network, self.tokenizers, source, target, directions=directions)
+        wanted = self._target_of(source, target, direction)
+        return align(network, self.tokenizers, source, wanted, directions=directions)
 
     def output_steps(
         self, source: str, target: str | None = None, *, top: int = 5, direction: str | None = None
@@ -256,14 +258,21 @@ class Translator:
         Raises: as `align`; a run without attention weights has distributions.
         """
         network, directions = self.network, self.directions(direction, 1)
-        target = self._target_of(source, target, direction)
-        return output_steps(network, self.tokenizers, source, target, top=top, directions=directions)
+        wanted = self._target_of(source, target, direction)
+        return output_steps(network, self.tokenizers, source, wanted, top=top, directions=directions)
 
-    def _target_of(self, source: str, target: str | None, direction: str | None) -> str:
-        """Return the target, or the translation of the source if it is None. Raises: MtkitError for several lines."""
-        if "\n" in source.strip() or "\n" in (target or "").strip():
+    def _target_of(self, source: str, target: str | Translation | None, direction: str | None) -> str | tuple[int, ...]:
+        """Return the target's text, or the pieces of a translation of one part; None: of the run's translation.
+
+        Raises: MtkitError for several lines.
+        """
+        if "\n" in source.strip() or (isinstance(target, str) and "\n" in target.strip()):
             raise MtkitError("give one line of text")
-        return self.translate([source], direction=direction)[0][0].text if target is None else target
+        if target is None:
+            target = self.translate([source], direction=direction)[0][0]
+        if isinstance(target, str):
+            return target
+        return target.pieces if target.parts == 1 else target.text
 
     def check_prefixes(self) -> None:
         """Raises: MtkitError if the user named an engine that cannot begin translations with given text."""

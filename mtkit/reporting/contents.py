@@ -129,7 +129,7 @@ def shown_attention(run: Run, source: str, direction: str | None) -> ShownAttent
         lines = translator.source([source], direction=direction)
         ((best, *_),) = translator.translate(lines)
         (links,) = translator.links(lines, [best], heads)
-        aligned = translator.align(source, best.text, direction=direction)
+        aligned = translator.align(source, best, direction=direction)
     except MtkitError as error:
         return str(error)
     return ShownAttention(aligned.first(), heads, pharaoh(links), best.text, aligned.left_out())

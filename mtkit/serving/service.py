@@ -11,7 +11,6 @@ from typing import Any
 from babel import Locale
 from babel.core import get_global
 
-from mtkit.decoding.alignment import align
 from mtkit.decoding.alignment_heads import Heads
 from mtkit.decoding.lines.source import Directions
 from mtkit.decoding.lines.splitting import split_to_fit
@@ -245,8 +244,7 @@ class Service:
             ]
         }
         try:
-            directions, target = translator.directions(job.direction, 1), hypotheses[job.which].text
-            aligned = align(translator.network, translator.tokenizers, job.line, target, directions=directions)
+            aligned = translator.align(job.line, hypotheses[job.which], direction=job.direction)
         except MtkitError as error:
             return {**shown, "note": str(error)}
         roles, room = {}, MOST_WEIGHTS

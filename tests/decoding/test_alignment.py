@@ -1,5 +1,6 @@
 """Alignments are the attention of a forced translation."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 
 from mtkit.decoding.alignment import ROLES, align
 from mtkit.decoding.forced import forced_weights
+from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError
+from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 from mtkit.text.tokenizer import BOS, EOS
 from tests.decoding.trained import make_run
@@ -81,6 +84,19 @@ def test_what_has_no_alignment_is_refused(runs: dict[str, Run], tmp_path: Path) 
         align(model, tokenizers, "boy", "Junge " * 500)
     with pytest.raises(MtkitError, match="no weights"):
         align(runs["linear"].load_model(), tokenizers, "boy", "Junge")
+
+
+def test_the_runs_own_translation_keeps_its_pieces(runs: dict[str, Run]) -> None:
+    run = runs["transformer"]
+    translator = Translator([run], DecodingSettings(method="greedy", max_pieces=5))
+    ((translation,),) = translator.translate(["the boy sleeps"])
+    assert list(translation.pieces) != [*run.tokenizers.target.encode(translation.text), EOS]
+    names = [*map(run.tokenizers.target.piece, translation.pieces[:-1]), "</s>"]
+    for target in (None, translation):
+        assert translator.align("the boy sleeps", target).target == names
+    assert [step.piece for step in translator.output_steps("the boy sleeps")] == names
+    several = replace(translation, text="der Junge", parts=2)
+    assert translator.align("the boy sleeps", several).target == translator.align("the boy sleeps", "der Junge").target
 
 
 def test_lines_as_long_as_the_model_takes_are_aligned(runs: dict[str, Run]) -> None:
