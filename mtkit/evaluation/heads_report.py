@@ -202,16 +202,18 @@ def _draw_scalars(axes: Any, panel: _Panels, stack: Sequence[tuple[LayerHeads, T
 def _draw_vectors(axes: Any, panel: _Panels, stack: Sequence[tuple[LayerHeads, Tensor]]) -> Any:
     """Draw the numbers of each head as a row of a heat map, the heads of a layer together."""
     count = max(value.shape[-1] for _, value in stack)
+    first = -(count // 2) if panel.title.endswith("by distance") else 1
     rows, names, ends = [], [], []
     for layer, value in stack:
         for head, numbers in enumerate(value):
             if numbers.isnan().all():
                 continue
-            missing = [float("nan")] * (count - len(numbers))
-            rows.append([*numbers.tolist(), *missing])
+            row = torch.full((count,), float("nan"))
+            start = (count - len(numbers)) // 2 if first < 1 else 0  # the middle is distance 0
+            row[start : start + len(numbers)] = numbers
+            rows.append(row.tolist())
             names.append(f"{layer.layer}.{head + 1}" if len(value) > 1 else f"{layer.layer}")
         ends.append(len(rows))
-    first = -(count // 2) if panel.title.endswith("by distance") else 1
     image = axes.imshow(rows, aspect="auto", interpolation="nearest", **_colours(panel))
     axes.set_yticks(range(len(rows)), names, fontsize=6)
     step = -(-count // 12)

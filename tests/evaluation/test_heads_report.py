@@ -72,6 +72,17 @@ def test_several_numbers_of_a_head_go_across(monkeypatch: pytest.MonkeyPatch, tm
     assert [label.get_text() for label in axes.get_xticklabels()] == ["-1", "0", "1"]
 
 
+def test_biases_of_different_widths_have_distance_0_in_one_column(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    layers = [
+        layer("encoder", n, heads=1, learned={"bias by distance": torch.arange(-n, n + 1.0)[None]}) for n in (1, 2)
+    ]
+    (axes,) = panels(heads(*layers), monkeypatch, tmp_path / "a.png")
+    assert axes.images[0].get_array().tolist() == [[None, -1, 0, 1, None], [-2, -1, 0, 1, 2]]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["-2", "-1", "0", "1", "2"]
+
+
 @pytest.mark.parametrize("value", [0.0, 3.0, -3.0])
 def test_equal_numbers_have_a_scale(value: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     learned = {"span": torch.full((2,), value), "use": torch.full((2, 5), value)}
