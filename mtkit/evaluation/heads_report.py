@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, isnan, log10
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ PANEL_WIDTH = 3.2
 """Least width of a panel, in inches."""
 LETTER_WIDTH, LABEL_WIDTH = 0.055, 0.6
 """Inches per letter of a panel label, and the least inches of a label."""
+TITLE_LETTER = 0.09
+"""Inches per letter of the title; a wide letter, such as a Chinese one, counts as two."""
 FEW = 4
 """Numbers per head up to which the table lists them all."""
 
@@ -140,12 +143,15 @@ def draw_heads(heads: Heads, title: str, path: Path) -> bool:
     widths, heights = max(PANEL_WIDTH, most * CELL_WIDTH), [panel.height for panel in panels]
     labels = [max(len(_label(layer)) for layer in heads.layers if layer.role == role) for role in roles]
     label_widths = sum(max(LABEL_WIDTH, length * LETTER_WIDTH) for length in labels)
-    size = (0.9 + len(roles) * widths + label_widths, 0.6 + sum(height + 0.85 for height in heights))
+    width = 0.9 + len(roles) * widths + label_widths
+    letters = int(width / (TITLE_LETTER if title.isascii() else 2 * TITLE_LETTER))
+    if any(panel.centred for panel in panels):
+        title += "\ncosts in brackets are within two standard errors of 0"
+    title = "\n".join(fill(line, letters) for line in title.split("\n"))
+    size = (width, 0.3 + 0.15 * (title.count("\n") + 1) + sum(height + 0.85 for height in heights))
     if max(size) > LARGEST:
         raise MtkitError(f"a picture of {size[0]:.0f} x {size[1]:.0f} inches is too large to draw; use --json")
     figure = Figure(figsize=size, layout="constrained")
-    if any(panel.centred for panel in panels):
-        title += "\ncosts in brackets are within two standard errors of 0"
     figure.suptitle(title, fontsize=10, parse_math=False, fontfamily=font_families([title]))
     grid = figure.subplots(len(panels), len(roles), squeeze=False, height_ratios=[height + 0.5 for height in heights])
     for row, panel in zip(grid, panels, strict=True):

@@ -112,6 +112,19 @@ def test_long_names_leave_the_cells_their_width(monkeypatch: pytest.MonkeyPatch,
         assert axes.get_window_extent().width > 8 * 0.35 * 100  # 100 pixels per inch
 
 
+@pytest.mark.parametrize("name", ["transformer-base", "a" * 99, "系" * 40])
+def test_a_long_title_stays_within_the_picture(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    drawn: list[Any] = []
+    suptitle = figures.Figure.suptitle
+    monkeypatch.setattr(figures.Figure, "suptitle", lambda *a, **k: drawn.append(made := suptitle(*a, **k)) or made)
+    one = layer("cross", cost=torch.tensor([0.1, 0.2]), cost_error=torch.tensor([0.01, 0.02]))
+    draw_heads(heads(one), f"{name}, update-00001234, 200 validation segments, loss 2.345", tmp_path / "a.png")
+    (title,) = drawn
+    place, figure = title.get_window_extent(), title.get_figure()
+    assert 0 <= place.x0 < place.x1 <= figure.bbox.x1
+
+
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(MtkitError, match="there is nothing to draw"):
         draw_heads(heads(layer("encoder")), "run", tmp_path / "a.png")
