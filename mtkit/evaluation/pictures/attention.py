@@ -14,6 +14,8 @@ CELL = 0.3
 """Cell width and height in inches."""
 SMALL_CELL = 0.16
 """Cell width and height in a plot of all layers and heads, in inches."""
+CAPTION = 1.8
+"""Least width of a map in such a plot, in inches: that of its caption."""
 
 
 def draw_alignment(
@@ -56,16 +58,18 @@ def draw_attention(aligned: "Alignment", path: Path) -> bool:
         if weights is not None
     ]
     heads = max(len(weights) for *_, weights in maps)
-    widest, tallest = max(len(across) for across, _ in sides.values()), max(len(down) for _, down in sides.values())
-    size = (heads * (1.2 + SMALL_CELL * widest), len(maps) * (1.4 + SMALL_CELL * tallest))
+    drawn = [sides[role] for role, *_ in maps]
+    widest, tallest = max(len(across) for across, _ in drawn), max(len(down) for _, down in drawn)
+    heights = [1.4 + SMALL_CELL * len(down) for _, down in drawn]
+    size = (heads * max(1.2 + SMALL_CELL * widest, CAPTION), sum(heights))
     if max(size) > LARGEST or size[0] * size[1] > MOST:
         raise MtkitError(
             f"a picture of {len(maps)} layers of up to {heads} heads over {widest} x {tallest} pieces is too large to "
             "draw; give a shorter text"
         )
     figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(len(maps), heads, squeeze=False)
-    families = font_families([piece for pieces in sides.values() for side in pieces for piece in side])
+    grid = figure.subplots(len(maps), heads, squeeze=False, height_ratios=heights)
+    families = font_families([piece for pieces in drawn for side in pieces for piece in side])
     for row, (role, layer, weights) in zip(grid, maps, strict=True):
         across, down = sides[role]
         for head, axes in enumerate(row):

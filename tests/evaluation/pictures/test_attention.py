@@ -1,10 +1,14 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from mtkit.decoding.alignment import Alignment
 from mtkit.errors import MtkitError
-from mtkit.evaluation.pictures.attention import draw_alignment
+from mtkit.evaluation.pictures.attention import draw_alignment, draw_attention
 from mtkit.evaluation.pictures.figures import font_families
+from mtkit.model.layers import Weights
 
 WEIGHTS = [[0.5, 0.5, 0.0], [0.0, 0.1, 0.9]]
 
@@ -23,6 +27,32 @@ def test_what_is_too_large_to_draw_is_refused(source: int, target: int, tmp_path
     with pytest.raises(MtkitError, match=f"{source} x {target} pieces is too large to draw; give a shorter text"):
         draw_alignment(["a"] * source, ["b"] * target, weights, tmp_path / "a.png")
     assert not list(tmp_path.iterdir())
+
+
+def maps(layers: Weights, source: int, target: int, monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    """The axes of the maps of every layer and head, with so many pieces."""
+    figures = pytest.importorskip("matplotlib.figure")
+    drawn: list[Any] = []
+    subplots = figures.Figure.subplots
+    monkeypatch.setattr(figures.Figure, "subplots", lambda *a, **k: drawn.append(made := subplots(*a, **k)) or made)
+    draw_attention(Alignment(["a"] * source, ["b"] * target, layers), path)
+    return drawn[0]
+
+
+def test_a_picture_has_the_size_of_the_maps_that_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cross, encoder, decoder = (torch.rand(1, *size) for size in ((2, 30), (30, 30), (2, 2)))
+    ((only,),) = maps({"cross": [cross]}, 30, 2, monkeypatch, tmp_path / "a.png")
+    assert only.figure.get_figheight() < 2
+    (above,), (below,) = maps({"cross": [cross], "encoder": [encoder]}, 30, 2, monkeypatch, tmp_path / "a.png")
+    assert above.get_window_extent().width == pytest.approx(below.get_window_extent().width, rel=0.05)
+    ((small,),) = maps({"decoder": [decoder]}, 30, 2, monkeypatch, tmp_path / "a.png")
+    assert small.figure.get_figwidth() < 2
+
+
+def test_captions_of_small_maps_stand_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers: Weights = {"decoder": [None] * 11 + [torch.rand(2, 1, 1)]}
+    ((one, other),) = maps(layers, 1, 1, monkeypatch, tmp_path / "a.png")
+    assert one.xaxis.label.get_window_extent().x1 < other.xaxis.label.get_window_extent().x0
 
 
 def test_a_letter_without_a_font_is_told_and_drawn_as_a_box(tmp_path: Path) -> None:
