@@ -135,7 +135,7 @@ def report_page(
             marked_words=_marked_words,
             sample=sample,
             attention=[] if sample is None else [shown_attention(run, *sample) for run in runs],
-            commands=_commands(runs),
+            commands=_commands(runs, sides, segment_scores or {}),
         )
     )
 
@@ -307,12 +307,20 @@ def _marked_words(line: str, indices: Collection[int]) -> list[tuple[str, bool]]
     return [*parts, (line[end:], False)]
 
 
-def _commands(runs: Sequence[Run]) -> list[str]:
+def _commands(runs: Sequence[Run], sides: Sequence[str], segment_scores: Mapping[str, Sequence[Path]]) -> list[str]:
     """Return the recorded training commands, and the commands that translate, score and report the runs."""
-    folders = [shlex.quote(str(run.folder)) for run in runs]
+    folders = [str(run.folder) for run in runs]
+    of_runs = [word for folder in folders for word in ("--run", folder)]
+    of_sides = [word for side in sides for word in ("--side", side)]
+    scores = [
+        word
+        for name, paths in segment_scores.items()
+        for path in paths
+        for word in ("--segment-scores", f"{name}={path}")
+    ]
     return [
         *(command for run in runs for command in run.about.get("commands", [])),
-        *(f"mtkit translate --run {folder}" for folder in folders),
-        f"mtkit score {' '.join(f'--run {folder}' for folder in folders)} --by-length",
-        f"mtkit report {' '.join(folders)}",
+        *(shlex.join(["mtkit", "translate", "--run", folder, *of_sides]) for folder in folders),
+        shlex.join(["mtkit", "score", *of_runs, *of_sides, *scores, "--by-length"]),
+        shlex.join(["mtkit", "report", *folders, *of_sides, *scores]),
     ]

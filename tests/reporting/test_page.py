@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import asdict
 from html import unescape
 from html.parser import HTMLParser
@@ -109,9 +110,15 @@ def test_one_page_says_it_all(folder: Path) -> None:
 def test_segment_scores_of_other_metrics_are_shown(folder: Path) -> None:
     for name, score in (("one.scores", 0.8125), ("two.scores", 0.3125)):
         Path(name).write_text(f"{score}\n" * 7)
-    page = typed("one", "two", "--segment-scores", "Mine=one.scores", "--segment-scores", "Mine=two.scores")
+    scores = ["--segment-scores", "Mine=one.scores", "--segment-scores", "Mine=two.scores"]
+    page = typed("one", "two", "--side", "test", *scores)
+    assert "mtkit translate --run mtkit-runs/two --side test\n" in page
     assert page.count("<td>0.8125") == page.count("<td>0.3125") == 4  # overview, score, interval, one source length
     assert "-0.5000" in page
+    (command,) = re.findall("mtkit report .*(?=</code>)", page)
+    Path("report.html").unlink()
+    typed(*shlex.split(unescape(command))[2:])
+    assert Path("report.html").read_text(encoding="utf-8") == page
     with pytest.raises(MtkitError, match="give one per system"):
         typed("one", "two", "--segment-scores", "Mine=one.scores")
 
