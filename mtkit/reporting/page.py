@@ -167,8 +167,8 @@ def _overview(runs: Sequence[Run], systems: Sequence[RunName], side: SideScores)
             ]
         )
     metrics_heads = [score.name for score in side.overall.scores[0]]
-    heads = ["run", *metrics_heads, "updates", "training minutes", "training tokens/s", "decoding tokens/s"]
-    return Table([*heads, "peak memory of training, MiB", "weights, MiB"], rows)
+    heads = ["run", *metrics_heads, "updates", "training minutes", "training tokens/s, median"]
+    return Table([*heads, "decoding tokens/s", "peak memory of training, MiB", "weights, MiB"], rows)
 
 
 def _progress(run: Run) -> Progress | None:
