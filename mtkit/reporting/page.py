@@ -236,6 +236,7 @@ def line_chart(title: str, lines: Sequence[tuple[int, Points]], *, dots: bool) -
         [
             (place(share * right, low)[0], f"{share * right:,.0f}", anchor)
             for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end"))
+            if share != 0.5 or right % 2 == 0  # half of an odd number is no update
         ],
         [
             (number % COLOURS, [place(*point) for point in points], dots or len(points) == 1)

@@ -211,6 +211,9 @@ def test_a_chart_holds_its_points() -> None:
     assert chart.grid == [(206.0, "1"), (157.0, "1.5"), (108.0, "2"), (59.0, "2.5"), (10.0, "3")]
     assert chart.updates == [(46.0, "0", "start"), (227.0, "50", "middle"), (408.0, "100", "end")]
     assert chart.lines == [(1, [(46.0, 206.0), (227.0, 10.0), (408.0, 108.0)], True)]
+    odd = line_chart("x", [(7, [(0, 1.0), (5, 3.0)])], dots=True)
+    assert odd is not None
+    assert [label for _, label, _ in odd.updates] == ["0", "5"]
 
 
 def test_validation_scores_with_different_signatures_are_on_different_lines(folder: Path) -> None:
