@@ -24,6 +24,8 @@ SHOWN = 5
 """Number of segments per kind in a report."""
 WORDS = (8, 14)
 """Preferred minimum and maximum words of the segment whose attention is shown."""
+COMPARED = 2_000
+"""Maximum words of a segment whose differences are marked: time is quadratic in them."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,8 @@ def shown_segments(files: Sequence[Translated]) -> dict[str, list[ShownSegment]]
 
 
 def differing(text: str, other: str) -> set[int]:
-    """Return the indices of the words in `text` that have no match in `other`."""
-    ours, theirs = words(text), words(other)
+    """Return the indices of the words in `text` that have no match in `other`, among the first `COMPARED` of each."""
+    ours, theirs = words(text)[:COMPARED], words(other)[:COMPARED]
     matches = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
     return set(range(len(ours))) - {place for block in matches for place in range(block.a, block.a + block.size)}
 

@@ -197,6 +197,12 @@ def test_differences_are_of_words() -> None:
     assert differing("", "a") == set()
 
 
+def test_only_the_beginnings_of_long_segments_are_compared() -> None:
+    text = " ".join(map(str, range(50_000)))
+    assert differing(f"a {text}", text) == {0}
+    assert differing(f"{text} a", text) == set()
+
+
 def test_a_chart_holds_its_points() -> None:
     def points(chart: Chart | None) -> list[tuple[int, bool]]:
         assert chart is not None
