@@ -34,6 +34,8 @@ def draw_curves(rows: Rows, path: Path) -> None:
     _rates(rates, rows)
     for axes in (losses, scores, rates):
         axes.set_xlabel("update")
+        axes.set_xlim(0, max((row["update"] for row in rows), default=0) * 1.05 or None)
+        axes.locator_params("x", integer=True)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path)
@@ -43,8 +45,8 @@ def _losses(axes: Any, rows: Rows) -> None:
     axes.set_title("loss in nats per target token")
     _line(axes, _series(rows, "train", "nll"), color=TRAINING, label="training, with dropout")
     updates, values = _series(rows, "validation", "nll")
-    axes.plot(updates, values, color=VALIDATION, marker="o", markersize=3, label="validation")
     if values:
+        axes.plot(updates, values, color=VALIDATION, marker="o", markersize=3, label="validation")
         axes.annotate(f"{values[-1]:.2f}", (updates[-1], values[-1]), xytext=(3, 6), textcoords="offset points")
     axes.legend(frameon=False)
 
@@ -91,7 +93,7 @@ def _rates(axes: Any, rows: Rows) -> None:
     norm = _line(other, norms, color=NORM, linewidth=0.8, label="gradient norm (right)")
     other.set_ylim(bottom=0)
     other.spines["top"].set_visible(False)
-    axes.legend(handles=[line, norm], frameon=False)
+    axes.legend(handles=[each for each in (line, norm) if len(each.get_xdata())], frameon=False)
 
 
 def _line(axes: Any, series: tuple[list[int], list[float]], **style: Any) -> Any:

@@ -29,6 +29,23 @@ def test_a_picture_is_drawn_whatever_there_is_so_far(tmp_path: Path, updates: in
     assert [each.name for each in tmp_path.iterdir()] == ["curves.png"]
 
 
+@pytest.mark.parametrize("updates", [1, 3])
+def test_the_panels_of_a_short_run_have_the_same_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: int
+) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    drawn: list[Any] = []
+    subplots = figures.Figure.subplots
+    monkeypatch.setattr(figures.Figure, "subplots", lambda *a, **k: drawn.append(made := subplots(*a, **k)) or made)
+    draw_curves(rows(updates), tmp_path / "one")
+    (panels,) = drawn
+    for axes in panels:
+        assert axes.get_xlim() == pytest.approx((0, 1.05 * updates))
+        assert all(place % 1 == 0 for place in axes.get_xticks())
+    named = [text.get_text() for text in panels[0].get_legend().get_texts()]
+    assert named == ["training, with dropout", *["validation"] * (updates > 1)]
+
+
 def test_the_picture_shows_the_numbers(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for name, updates in (("one", 8), ("other", 9)):
