@@ -53,7 +53,7 @@ def draw_steps(steps: "Sequence[Step]", path: Path) -> bool:
             corner = (place - 0.48, names.index(step.piece) - 0.48)
             axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor=FRAME, linewidth=1.5))
     heads = [_short(step.piece) + f"\n(rank {step.rank})" * (step.rank > ranks) for step in steps]
-    axes.set_xticks(range(len(steps)), heads, fontfamily=families, parse_math=False)
+    axes.set_xticks(range(len(steps)), heads, fontsize=8, fontfamily=families, parse_math=False)
     axes.set_yticks(range(ranks + 1), [*(str(rank) for rank in range(1, ranks + 1)), "others"])
     axes.set_ylabel("rank")
     axes.xaxis.tick_top()

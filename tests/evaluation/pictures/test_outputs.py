@@ -35,6 +35,12 @@ def test_a_row_of_others_and_ranks_beyond_the_table(tmp_path: Path, monkeypatch:
     assert [text.get_text() for text in axes.texts] == ["a\n0.50", "b\n0.25", "0.25"]
 
 
+def test_names_of_full_width_stand_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = drawn([Step("commandments", 0.5, 1, 1.0, (("a", 0.5),))] * 3, tmp_path / "a.png", monkeypatch)
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert boxes[0].x1 < boxes[1].x0 < boxes[1].x1 < boxes[2].x0
+
+
 def test_too_many_steps_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(MtkitError, match="a picture of 400 pieces is too large to draw; give a shorter text"):
