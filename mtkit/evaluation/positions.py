@@ -11,6 +11,7 @@ from torch import Tensor
 from mtkit.attention.positions import Alibi, Rotary, Shaw
 from mtkit.attention.slots import Positions
 from mtkit.errors import MtkitError
+from mtkit.evaluation.pictures.document_positions import LINES as STYLES
 from mtkit.evaluation.pictures.figures import LARGEST, save_figure
 from mtkit.model.embedding import Learned, Sinusoidal
 from mtkit.model.network import Network
@@ -18,7 +19,7 @@ from mtkit.model.network import Network
 LINES = (0.1, 0.2, 0.3, 0.5)
 """Dimensions drawn as lines by default, as shares of the width: waves of sinusoidal positions from short to long."""
 ALL_LINES = 16
-"""Columns up to which all are drawn as lines if they are heads."""
+"""Maximum columns drawn as lines if they are heads."""
 HEIGHT = 3.2
 """Height of one encoding in inches."""
 
@@ -158,10 +159,12 @@ def _draw_lines(axes: Any, encoding: Encoding, dimensions: Sequence[int]) -> Non
     else:
         chosen = dimensions or sorted({min(int(share * width), width - 1) for share in LINES})
     places = range(encoding.first, encoding.first + count)
-    for column in chosen:
+    for number, column in enumerate(chosen):
         name = f"head {column + 1}" if encoding.columns == "head" else f"dimension {column}"
-        axes.plot(places, encoding.table[:, column].tolist(), label=name, linewidth=1.2)
-    axes.set_title(encoding.name, fontsize=10, loc="left")
+        style = {"color": f"C{number % 10}", "linestyle": STYLES[number // 10 % len(STYLES)]}
+        axes.plot(places, encoding.table[:, column].tolist(), label=name, linewidth=1.2, **style)
+    left_out = encoding.columns == "head" and width > ALL_LINES
+    axes.set_title(encoding.name + f" (first {ALL_LINES} of {width} heads)" * left_out, fontsize=10, loc="left")
     axes.set_xlabel(encoding.rows)
     axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes.grid(alpha=0.3)

@@ -116,6 +116,17 @@ def test_lines_and_heat_maps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert heat.images[0].get_extent() == [0.5, 4.5, 0.5, -2.5]
 
 
+def test_each_of_many_heads_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    drawn: list[Any] = []
+    subplots = figures.Figure.subplots
+    monkeypatch.setattr(figures.Figure, "subplots", lambda *a, **k: drawn.append(axes := subplots(*a, **k)) or axes)
+    draw_positions([Encoding("bias", torch.rand(3, 20), -2, "distance j - i", "head")], tmp_path / "a.png")
+    lines = drawn[0][0, 0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 16
+    assert drawn[0][0, 0].get_title(loc="left") == "bias (first 16 of 20 heads)"
+
+
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     waves = Encoding("waves", torch.zeros(3, 4), 0, "position", "dimension")
