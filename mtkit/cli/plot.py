@@ -205,7 +205,7 @@ def positions(
     recipe: Annotated[
         Path | None, Option(help="Draw an untrained model of this recipe instead: a file or a name.")
     ] = None,
-    count: Annotated[int, Option("--positions", min=2, help="Positions, from the first.")] = 100,
+    count: Annotated[int, Option("--positions", min=2, max=100_000, help="Positions, from the first.")] = 100,
     dimension: Annotated[
         list[int] | None, Option(min=0, help="Dimension drawn as a line, from 0; repeatable.  [default: four of them]")
     ] = None,

@@ -177,7 +177,7 @@ def _draw_heat(axes: Any, encoding: Encoding) -> Any:
     first = 1 if encoding.columns == "head" else 0
     sides = (first - 0.5, first + width - 0.5, encoding.first + count - 0.5, encoding.first - 0.5)
     image = axes.imshow(
-        encoding.table.tolist(),
+        encoding.table.numpy(),
         aspect="auto",
         cmap="RdBu_r",
         vmin=-most,

@@ -90,6 +90,12 @@ def test_positions_of_a_run_and_of_a_preset(trained: Trained, tmp_path: Path) ->
         assert isinstance(result.exception, MtkitError)
 
 
+def test_too_many_positions_are_refused() -> None:
+    result = call("positions", "--preset", "tiny", "--positions", "1000000000000")
+    assert result.exit_code == 2
+    assert "less than or equal to 100000" in result.output
+
+
 def test_positions_of_a_recipe_with_two_vocabularies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
