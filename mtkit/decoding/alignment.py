@@ -20,7 +20,7 @@ ROLES = ("encoder", "decoder", "cross")
 SHOWN = 80
 """Maximum pieces of a side in tables and pictures: more cannot be read."""
 
-BEGIN, END = "<s>", "</s>"
+BEGIN = "<s>"
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,7 @@ def align(
         for role, stack in weights.items()
         if stack
     }
-    source_names = [tokenizers.source.piece(piece) for piece in segment.pieces[:-1]]
-    target_names = [tokenizers.target.piece(piece) for piece in pieces[:-1]]
-    return Alignment([*source_names, END], [*target_names, END], layers)
+    return Alignment([*map(tokenizers.source.name, segment.pieces)], [*map(tokenizers.target.name, pieces)], layers)
 
 
 def forced_pair(

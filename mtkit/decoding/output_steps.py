@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from mtkit.decoding.alignment import END, forced_pair
+from mtkit.decoding.alignment import forced_pair
 from mtkit.decoding.engines.model_engine import decoding_with, forced_output
 from mtkit.decoding.lines.batches import padded, tasks_of
 from mtkit.decoding.lines.source import Directions
 from mtkit.model.network import Network
-from mtkit.text.tokenizer import EOS, Tokenizers
+from mtkit.text.tokenizer import Tokenizers
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,7 @@ def output_steps(
         hidden = forced_output(network, *lines, tasks_of([segment.task], device)).hidden[0]
         probabilities = network.logits(hidden).double().softmax(-1).cpu()  # (T, V)
     best, ids = probabilities.topk(min(top, probabilities.shape[1]))
-    entropies = torch.special.entr(probabilities).sum(-1).tolist()
-
-    def name(piece: int) -> str:
-        return END if piece == EOS else tokenizers.target.piece(piece)
-
+    entropies, name = torch.special.entr(probabilities).sum(-1).tolist(), tokenizers.target.name
     return [
         Step(
             name(piece),

@@ -37,7 +37,7 @@ def score_words(tokenizer: Tokenizer, text: str, forced: Forced) -> WordScores:
     if names:
         shares = _complete(word_shares(tokenizer, pieces, text, normalised=True))
         totals = np.asarray(log_probs) @ shares
-    of_pieces = [(tokenizer.piece(piece), log_prob) for piece, log_prob in zip(pieces, log_probs, strict=True)]
+    of_pieces = [(tokenizer.name(piece), log_prob) for piece, log_prob in zip(pieces, log_probs, strict=True)]
     last = (END, end_log_prob)
     return WordScores(forced.log_prob, [*zip(names, totals.tolist(), strict=True), last], [*of_pieces, last])
 

@@ -174,6 +174,10 @@ class Tokenizer:
         text: str = self._processor.id_to_piece(index)
         return text
 
+    def name(self, index: int) -> str:
+        """Return the text of a piece as tables show it: specials and tags are without their space, as `<s>`."""
+        return self.piece(index).replace("< ", "<")
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return one line of text, without specials, tags and breaks.
 

@@ -54,6 +54,13 @@ def test_text_without_any_character_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_names_of_specials_and_tags_are_as_usual(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(tmp_path / "m", LINES, TokenizerSettings(vocabulary=320), ["de"])
+    pieces = [PAD, UNK, BOS, EOS, BREAK, tokenizer.tag("en-de"), *tokenizer.encode("The dog")]
+    names = ["<pad>", "<unk>", "<s>", "</s>", "<break>", "<2de>", *map(tokenizer.piece, pieces[6:])]
+    assert [*map(tokenizer.name, pieces)] == names
+
+
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_the_same_text_gives_the_same_file(tmp_path: Path, kind: str) -> None:
     settings = TokenizerSettings.model_validate({"kind": kind, "vocabulary": 320})
