@@ -1,5 +1,6 @@
 """`mtkit align`: show which source pieces a run attends to for each piece of a translation."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,7 +56,7 @@ def align(
 
     output = output_path(output, "alignment.png")
     use_threads(threads)
-    alignment = attend(text, target, run, name, direction, checkpoint, device)
+    alignment = attend(text, target, run, name, direction, checkpoint, device, ["cross"])
     typer.echo(_table(alignment))
     try:
         has_fonts = draw_alignment(alignment.source, alignment.target, alignment.weights.tolist(), output)
@@ -73,13 +74,17 @@ def attend(
     direction: str | None,
     checkpoint: str,
     device: str,
+    roles: Sequence[str],
 ) -> "Alignment":
-    """Align a source with its translation, by default the run's; print a note if a part of a long text is left out."""
+    """Align a source with its translation, by default the run's; print a note if a part of a long text is left out.
+
+    The attention of these `roles` has weights.
+    """
     from mtkit.decoding.translator import Translator
     from mtkit.runs import find_run
 
     translator = Translator([find_run(run, name)], checkpoint=checkpoint, device=device, engine="mtkit")
-    alignment = translator.align(source, target, direction=direction)
+    alignment = translator.align(source, target, direction=direction, roles=roles)
     if left_out := alignment.left_out():
         note(left_out)
     return alignment.first()

@@ -69,11 +69,13 @@ def attention(
       mtkit plot attention --name rnn --source "The boy sleeps." --target "Der Junge schläft." --output map.png
     """
     check_matplotlib()
+    from mtkit.attention.contract import ROLES
     from mtkit.evaluation.pictures.attention import draw_attention
 
     output = output_path(output, "attention.png")
     use_threads(threads)
-    has_fonts = draw_attention(attend(source, target, run, name, direction, checkpoint, device), output)
+    alignment = attend(source, target, run, name, direction, checkpoint, device, ROLES)
+    has_fonts = draw_attention(alignment, output)
     typer.echo(f"{output}" + ("" if has_fonts else NO_FONT))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mtkit.attention.contract import ROLES
 from mtkit.decoding.engines.model_engine import decoding_with
 from mtkit.decoding.forced import forced_weights
 from mtkit.decoding.lines.segments import Segment, Source
@@ -14,8 +15,6 @@ from mtkit.model.layers import Weights
 from mtkit.model.network import Network
 from mtkit.text.characters import is_blank
 from mtkit.text.tokenizer import EOS, Tokenizers
-
-ROLES = ("encoder", "decoder", "cross")
 
 SHOWN = 80
 """Maximum pieces of a side in tables and pictures: more cannot be read."""
@@ -72,10 +71,12 @@ def align(
     target: str | Sequence[int],
     *,
     directions: Directions | None = None,
+    roles: Sequence[str] = ROLES,
 ) -> Alignment:
     """Return the attention of the network while it predicts each piece of a target: a text, or pieces with EOS.
 
-    `directions` holds the direction of this line, for a model trained on several.
+    `directions` holds the direction of this line, for a model trained on several. Only attention of these `roles` has
+    its weights computed.
 
     Raises: MtkitError if the attention to the source has no weights; DataError for a blank source and for a text
     that is too long.
@@ -83,7 +84,7 @@ def align(
     check_weights(network)
     segment, pieces = forced_pair(network, tokenizers, source, target, directions)
     with decoding_with(network, None) as device:
-        weights = forced_weights(network, [segment.pieces], [pieces], [segment.task], device, ROLES)
+        weights = forced_weights(network, [segment.pieces], [pieces], [segment.task], device, roles)
     layers: Weights = {
         role: [None if layer is None else layer[0].float().cpu() for layer in stack]
         for role, stack in weights.items()

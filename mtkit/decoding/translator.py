@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 
+from mtkit.attention.contract import ROLES
 from mtkit.attention.kernels.cpu.int8 import check_int8
 from mtkit.decoding.alignment import Alignment, align, check_weights
 from mtkit.decoding.alignment_heads import Heads, heads_for
@@ -239,8 +240,15 @@ class Translator:
             lines = self.source(lines, direction=direction)
         return translate_lines(self.engine, self.tokenizers, lines, on_progress=on_progress, stopped=stopped)
 
-    def align(self, source: str, target: str | Translation | None = None, *, direction: str | None = None) -> Alignment:
-        """Return the run's attention at each piece of `target`; None: of the run's translation.
+    def align(
+        self,
+        source: str,
+        target: str | Translation | None = None,
+        *,
+        direction: str | None = None,
+        roles: Sequence[str] = ROLES,
+    ) -> Alignment:
+        """Return the run's attention of these `roles` at each piece of `target`; None: of the run's translation.
 
         A translation of one part has the pieces that the model produced; other text is encoded.
 
@@ -248,7 +256,7 @@ class Translator:
         """
         network, directions = self.network, self.directions(direction, 1)
         wanted = self._target_of(source, target, direction)
-        return align(network, self.tokenizers, source, wanted, directions=directions)
+        return align(network, self.tokenizers, source, wanted, directions=directions, roles=roles)
 
     def output_steps(
         self, source: str, target: str | None = None, *, top: int = 5, direction: str | None = None

@@ -131,7 +131,7 @@ def shown_attention(run: Run, source: str, direction: str | None) -> ShownAttent
         lines = translator.source([source], direction=direction)
         ((best, *_),) = translator.translate(lines)
         (links,) = translator.links(lines, [best], heads)
-        aligned = translator.align(source, best, direction=direction)
+        aligned = translator.align(source, best, direction=direction, roles=("cross",))
     except MtkitError as error:
         return str(error)
     return ShownAttention(aligned.first(), heads, pharaoh(links), best.text, aligned.left_out())

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtkit.decoding.alignment import ROLES, align
+from mtkit.attention.contract import ROLES
+from mtkit.decoding.alignment import align
 from mtkit.decoding.forced import forced_weights
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError
@@ -67,6 +68,8 @@ def test_every_layer_and_head_has_its_weights(runs: dict[str, Run], name: str) -
             assert layer.shape == (2, rows, columns)
             torch.testing.assert_close(layer.sum(2), torch.ones(layer.shape[:2]))
             torch.testing.assert_close(layer, whole[0, :, :rows, :columns], atol=1e-5, rtol=0)
+    (only,) = align(model, tokenizers, "the boy sleeps", "der Junge", roles=["cross"]).layers.items()
+    assert only[0] == "cross"
     if name == "transformer":
         assert found.read == ["<s>", *found.target[:-1]]
         first = found.layers["decoder"][0]
