@@ -175,8 +175,10 @@ def load(
 ) -> LoadedRun:
     """Load the model of a run: its folder, its name in ./mtkit-runs, or None for the latest run there.
 
-    Raises: RunError if the run does not exist or is damaged; MtkitError if the device, dtype or engine is not
-    available.
+    The model and the tokenizers are read now: the run's folder may be moved or changed afterwards.
+
+    Raises: RunError or DataError if the run does not exist or is damaged; MtkitError if the device, dtype or engine is
+    not available.
     """
     opened = named_run(Path(run)) if isinstance(run, str) else find_run(run)
     return LoadedRun(Translator([opened], checkpoint=checkpoint, device=device, dtype=dtype, engine=engine))

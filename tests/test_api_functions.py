@@ -199,6 +199,17 @@ def test_a_run_can_be_loaded_in_inference_mode(folder: Path) -> None:
     assert [line.text for line in loaded.translate(LINES)] == wanted
 
 
+def test_a_loaded_run_no_longer_reads_its_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    loaded = mtkit.load(Path(folder.name))
+    monkeypatch.chdir(tmp_path)
+    (found,) = loaded.translate(["a dog"], max_pieces=4)
+    assert found.pieces
+    assert found.alignment.target
+    mtkit.translate_file(loaded.translator, ["a dog"], tmp_path / "out")
+    assert loaded.translator.identity["vocabulary"] == Run(folder).vocabulary
+
+
 def test_an_alignment_is_that_of_the_text(folder: Path) -> None:
     loaded = mtkit.load(folder)
     first, blank = loaded.translate(["a dog", ""], max_pieces=5)
