@@ -138,12 +138,12 @@ def import_marian(
         "vocabularies": sizes,
         "commands": [shlex.join(command)] if command else [],
     }
-    _write(into, recipe, about, sides.models, model.state_dict())
     never = {*excluded, config["pad_token_id"]} | {row for row in (sides.target.rows[UNK],) if row is not None}
     ignored = unsupported_search(generation, never)
     notes = [f"{folder} searches with {setting}, which mtkit's search does not follow" for setting in ignored]
     if added := _added_tokens(folder):
         notes.append(f"{folder} adds {', '.join(added)} to its tokenizer, which mtkit cuts like other text")
+    _write(into, recipe, about, sides.models, model.state_dict())
     return Imported(Run(into), notes)
 
 

@@ -87,6 +87,14 @@ def test_tokens_that_a_child_added_are_noted(folder: Path, tmp_path: Path) -> No
     assert note == f"{other} adds <ent> to its tokenizer, which mtkit cuts like other text"
 
 
+def test_a_damaged_list_of_added_tokens_leaves_no_run(folder: Path, tmp_path: Path) -> None:
+    other = change(folder, tmp_path / "one", "config.json")
+    (other / "added_tokens.json").write_text("[1]")
+    with pytest.raises(MtkitError, match=r"added_tokens\.json .*mend it or remove it"):
+        import_marian(other, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_setting_that_no_marian_model_reads_is_not_in_the_way(folder: Path, tmp_path: Path) -> None:
     other = change(folder, tmp_path / "one", "config.json", extra_pos_embeddings=53_685)
     assert import_marian(other, tmp_path / "run").notes == []
