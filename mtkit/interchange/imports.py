@@ -108,7 +108,7 @@ def import_marian(
     source, target = _languages(folder, source_language, target_language)
     tags = sides.source.languages
     with _located(folder):
-        positions = positions_of(theirs)
+        positions = positions_of(theirs, config["max_position_embeddings"], config["d_model"])
     recipe = make_recipe(
         {
             "data": {
