@@ -32,7 +32,7 @@ from mtkit.storage.records import read_stored
 from mtkit.storage.weights import PICKLES, load_weights, read_tensors
 from mtkit.storage.yaml_text import dump_yaml
 from mtkit.text.model_file import ModelFile
-from mtkit.text.tokenizer import UNK
+from mtkit.text.tokenizer import BOS, BREAK, PAD, UNK
 from mtkit.training.checkpoint import write_checkpoint
 from mtkit.training.progress import Progress
 from mtkit.version import __version__
@@ -138,7 +138,8 @@ def import_marian(
         "vocabularies": sizes,
         "commands": [shlex.join(command)] if command else [],
     }
-    never = {*excluded, config["pad_token_id"]} | {row for row in (sides.target.rows[UNK],) if row is not None}
+    marks = {PAD, UNK, BOS, BREAK} - sides.target.added  # the search predicts none of them in single lines
+    never = {*excluded, *(sides.target.rows[mark] for mark in marks)}
     ignored = unsupported_search(generation, never)
     notes = [f"{folder} searches with {setting}, which mtkit's search does not follow" for setting in ignored]
     if added := _added_tokens(folder):

@@ -50,9 +50,10 @@ def test_padding_takes_no_probability_where_their_search_normalises_again(folder
         ({"repetition_penalty": 1.2}, ["repetition_penalty = 1.2"]),
         ({"min_new_tokens": 2, "forced_bos_token_id": 7}, ["min_new_tokens = 2", "forced_bos_token_id = 7"]),
         (
-            {"suppress_tokens": [5], "begin_suppress_tokens": [6]},
-            ["suppress_tokens = [5]", "begin_suppress_tokens = [6]"],
+            {"suppress_tokens": [5, 1], "begin_suppress_tokens": [6]},
+            ["begin_suppress_tokens = [6]", "suppress_tokens = [5]"],
         ),
+        ({"suppress_tokens": [5], "renormalize_logits": True, "no_repeat_ngram_size": 0}, []),
         ({"sequence_bias": [[[5], 1.0]]}, ["sequence_bias = [[[5], 1.0]]"]),
         ({"exponential_decay_length_penalty": [9, 1.1]}, ["exponential_decay_length_penalty = [9, 1.1]"]),
         ({"suppress_tokens": [], "sequence_bias": None, "min_new_tokens": 0}, []),
