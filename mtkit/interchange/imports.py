@@ -119,7 +119,7 @@ def import_marian(
             "model": {**model_settings(config), "positions": positions},
             "decoding": decoding_settings(generation, config["max_position_embeddings"]),
         },
-        origin=str(folder / "config.json"),
+        origin=str(folder),
     )
     excluded = excluded_rows(generation)
     with _located(folder):

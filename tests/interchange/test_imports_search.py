@@ -88,6 +88,12 @@ def test_tokens_that_a_child_added_are_noted(folder: Path, tmp_path: Path) -> No
     assert note == f"{other} adds <ent> to its tokenizer, which mtkit cuts like other text"
 
 
+def test_the_error_for_a_search_setting_does_not_name_another_file(folder: Path, tmp_path: Path) -> None:
+    other = change(folder, tmp_path / "one", "generation_config.json", length_penalty=-1.0)
+    with pytest.raises(MtkitError, match=r"one: decoding\.length_penalty = -1\.0"):
+        import_marian(other, tmp_path / "run")
+
+
 def test_a_damaged_list_of_added_tokens_leaves_no_run(folder: Path, tmp_path: Path) -> None:
     other = change(folder, tmp_path / "one", "config.json")
     (other / "added_tokens.json").write_text("[1]")
