@@ -129,6 +129,9 @@ class LoadedRun:
         lines = list(checked_lines(lines))
         translator = self.translator
         if settings:
+            for name in ("context", "document_pieces"):
+                if name in settings:
+                    raise MtkitError(f"{name} has no effect on separate lines; mtkit.translate_file joins lines")
             settings = with_method(settings)
             chosen = translator.runs[0].recipe.with_decoding(settings).decoding
             if ignored := chosen.without_effect(settings):

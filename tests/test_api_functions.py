@@ -75,6 +75,9 @@ def test_translations_are_the_translators(folder: Path) -> None:
     for idle, method in (({"temperature": 0.5}, "sample"), ({"beam": 4, "method": "greedy"}, "beam")):
         with pytest.raises(MtkitError, match=f'has no effect with method=.*add method="{method}"'):
             loaded.translate(LINES, **idle)
+    for joined in ("context", "document_pieces"):
+        with pytest.raises(MtkitError, match=rf"{joined} has no effect .* mtkit\.translate_file joins lines"):
+            loaded.translate(LINES, **{joined: 2})
     assert len(loaded.translate(LINES, method="greedy", coverage_penalty=0)) == len(LINES)
     greedy = mtkit.load(folder)
     vars(greedy.translator.runs[0])["recipe"] = make_recipe(
