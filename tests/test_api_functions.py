@@ -257,6 +257,8 @@ def test_mistakes_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fold
         mtkit.load(folder).translate("a dog")
     with pytest.raises(MtkitError, match=r"not a file; mtkit\.translate_file"):
         mtkit.load(folder).translate(Path("text"))
+    with pytest.raises(MtkitError, match=r"takes a Translator, not LoadedRun; write run\.translator"):
+        mtkit.translate_file(mtkit.load(folder), ["a dog"], tmp_path / "out")  # type: ignore[arg-type]
     with pytest.raises(MtkitError, match="one string"):
         mtkit.score("a dog", ["a dog"])
     with pytest.raises(RunError, match="without slashes"):
