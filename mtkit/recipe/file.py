@@ -130,11 +130,11 @@ def with_variables(settings: Mapping[str, Any], origin: Path) -> dict[str, Any]:
         return os.environ[name]
 
     def expanded(value: Any) -> Any:
-        if isinstance(value, str):
-            return _VARIABLE.sub(lambda match: value_of(match[1] or match[2]), value)
-        if isinstance(value, list):
+        if isinstance(value, str | Path):
+            return _VARIABLE.sub(lambda match: value_of(match[1] or match[2]), str(value))
+        if isinstance(value, list | tuple):
             return [expanded(item) for item in value]
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             columns = ("source", "target", "documents", "scores") if "file" in value or "dataset" in value else ()
             return {key: item if key in columns else expanded(item) for key, item in value.items()}
         return value
