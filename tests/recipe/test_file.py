@@ -63,6 +63,11 @@ def test_variables_are_expanded_in_paths_and_tuples_of_python(tmp_path: Path, mo
     assert found == {"folder": "/corpora/data", "train": [{"source": "/corpora/a.en", "target": "/corpora/a.de"}]}
 
 
+def test_a_path_with_a_null_character_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"^recipe: 'a\\x00b' is not text; take out"):
+        with_variables({"data": {"folder": "a\0b"}}, Path("recipe"))
+
+
 def test_columns_keep_their_dollars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORPORA", "/corpora")
     corpus = {"file": "$CORPORA/all.jsonl", "source": "$en", "target": "$de", "documents": "$id", "scores": "$score"}
