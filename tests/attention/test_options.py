@@ -113,6 +113,12 @@ def test_a_root_follows_the_longest_length_of_what_is_read() -> None:
     assert root_of_length(None, Site("cross", 32, 4, max_length=1)) == 1
 
 
+@pytest.mark.parametrize("name", [5, None, ["full"]])
+def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
+    with pytest.raises(MtkitError, match=r"an attention is named by a text, not (5|None|\['full'\]); `mtkit attent"):
+        build(name, role="encoder", d_model=8, heads=2)
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     """Whether as options of the mechanism or of a slot."""
     where = {"role": "encoder", "d_model": 8, "heads": 2}
