@@ -269,6 +269,8 @@ def compare(
     Raises: MtkitError for an invalid setting, if the folder has other settings, and if there is no such cluster;
     KeyboardInterrupt on Ctrl-C.
     """
+    if out == "":
+        raise MtkitError('out = "" is no folder; give one, as in out="mtkit-compare", or Path(".") for this folder')
     study_settings: dict[str, Any] = {}
     origin = None
     if isinstance(study, Mapping):

@@ -394,6 +394,8 @@ def test_compare_gives_a_record_per_entry(tmp_path: Path, monkeypatch: pytest.Mo
     for wrong in ({"jobs": 0}, {"threads": -1}):
         with pytest.raises(mtkit.MtkitError, match="give 1 or more"):
             mtkit.compare(entries, recipe, out="ray", **wrong)
+    with pytest.raises(mtkit.MtkitError, match='out = "" is no folder'):
+        mtkit.compare(entries, recipe, out="")
     with pytest.raises(mtkit.MtkitError, match="a Ray cluster runs as many trials as it has room for"):
         mtkit.compare(entries, recipe, out="ray", jobs=2, ray="auto")
     assert not Path("ray").exists()
