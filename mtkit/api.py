@@ -129,6 +129,9 @@ class LoadedRun:
         lines = list(checked_lines(lines))
         translator = self.translator
         if settings:
+            for name in ("context", "document_pieces"):
+                if name in settings:
+                    raise MtkitError(f"{name} has no effect on separate lines; mtkit.translate_file joins lines")
             settings = with_method(settings)
             chosen = translator.runs[0].recipe.with_decoding(settings).decoding
             if ignored := chosen.without_effect(settings):
@@ -174,8 +177,10 @@ def load(
 ) -> LoadedRun:
     """Load the model of a run: its folder, its name in ./mtkit-runs, or None for the latest run there.
 
-    Raises: RunError if the run does not exist or is damaged; MtkitError if the device, dtype or engine is not
-    available.
+    The model and the tokenizers are read now: the run's folder may be moved or changed afterwards.
+
+    Raises: RunError or DataError if the run does not exist or is damaged; MtkitError if the device, dtype or engine is
+    not available.
     """
     opened = named_run(Path(run)) if isinstance(run, str) else find_run(run)
     return LoadedRun(Translator([opened], checkpoint=checkpoint, device=device, dtype=dtype, engine=engine))
@@ -263,6 +268,8 @@ def compare(
     Raises: MtkitError for an invalid setting, if the folder has other settings, and if there is no such cluster;
     KeyboardInterrupt on Ctrl-C.
     """
+    if out == "":
+        raise MtkitError('out = "" is no folder; give one, as in out="mtkit-compare", or Path(".") for this folder')
     study_settings: dict[str, Any] = {}
     origin = None
     if isinstance(study, Mapping):

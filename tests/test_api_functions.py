@@ -75,6 +75,9 @@ def test_translations_are_the_translators(folder: Path) -> None:
     for idle, method in (({"temperature": 0.5}, "sample"), ({"beam": 4, "method": "greedy"}, "beam")):
         with pytest.raises(MtkitError, match=f'has no effect with method=.*add method="{method}"'):
             loaded.translate(LINES, **idle)
+    for joined in ("context", "document_pieces"):
+        with pytest.raises(MtkitError, match=rf"{joined} has no effect .* mtkit\.translate_file joins lines"):
+            loaded.translate(LINES, **{joined: 2})
     assert len(loaded.translate(LINES, method="greedy", coverage_penalty=0)) == len(LINES)
     greedy = mtkit.load(folder)
     vars(greedy.translator.runs[0])["recipe"] = make_recipe(
@@ -199,6 +202,17 @@ def test_a_run_can_be_loaded_in_inference_mode(folder: Path) -> None:
     assert [line.text for line in loaded.translate(LINES)] == wanted
 
 
+def test_a_loaded_run_no_longer_reads_its_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    loaded = mtkit.load(Path(folder.name))
+    monkeypatch.chdir(tmp_path)
+    (found,) = loaded.translate(["a dog"], max_pieces=4)
+    assert found.pieces
+    assert found.alignment.target
+    mtkit.translate_file(loaded.translator, ["a dog"], tmp_path / "out")
+    assert loaded.translator.identity["vocabulary"] == Run(folder).vocabulary
+
+
 def test_an_alignment_is_that_of_the_pieces(folder: Path) -> None:
     loaded = mtkit.load(folder)
     first, blank = loaded.translate(["a dog", ""], max_pieces=5)
@@ -244,6 +258,8 @@ def test_mistakes_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fold
         mtkit.load(folder).translate("a dog")
     with pytest.raises(MtkitError, match=r"not a file; mtkit\.translate_file"):
         mtkit.load(folder).translate(Path("text"))
+    with pytest.raises(MtkitError, match=r"takes a Translator, not LoadedRun; write run\.translator"):
+        mtkit.translate_file(mtkit.load(folder), ["a dog"], tmp_path / "out")  # type: ignore[arg-type]
     with pytest.raises(MtkitError, match="one string"):
         mtkit.score("a dog", ["a dog"])
     with pytest.raises(RunError, match="without slashes"):
@@ -379,6 +395,8 @@ def test_compare_gives_a_record_per_entry(tmp_path: Path, monkeypatch: pytest.Mo
     for wrong in ({"jobs": 0}, {"threads": -1}):
         with pytest.raises(mtkit.MtkitError, match="give 1 or more"):
             mtkit.compare(entries, recipe, out="ray", **wrong)
+    with pytest.raises(mtkit.MtkitError, match='out = "" is no folder'):
+        mtkit.compare(entries, recipe, out="")
     with pytest.raises(mtkit.MtkitError, match="a Ray cluster runs as many trials as it has room for"):
         mtkit.compare(entries, recipe, out="ray", jobs=2, ray="auto")
     assert not Path("ray").exists()

@@ -49,6 +49,8 @@ def build(
     slots |= {"regularizer": regularizer, "nearby": nearby}
     modules = {} if shared is None else shared
     site = Site(role=role, **_checked(as_python(numbers)), **as_python(slots), shared=modules)
+    if not isinstance(name, str):
+        raise MtkitError(f"an attention is named by a text, not {shown(name)}; `mtkit attentions` lists the names")
     return _built(find(name), site, as_python(options))
 
 

@@ -218,8 +218,10 @@ def refused(option: str, value: Any, rule: str) -> MtkitError:
 def of_layer(option: str, value: T | Sequence[T], site: Site) -> T:
     """Return this layer's value of an option that is one for all layers, or a list with one for each.
 
-    Raises: MtkitError if a list has another length than the number of layers.
+    Raises: MtkitError if a list has another length than the number of layers, and for a layer that is not one of them.
     """
+    if site.layer >= site.layers:
+        raise refused("layer", site.layer, f"be less than layers = {site.layers}")
     values = value if isinstance(value, Sequence) else [value] * site.layers
     if len(values) != site.layers:
         raise refused(option, value, f"have one value for each of the {site.layers} layers, or one for all")

@@ -75,10 +75,12 @@ def translate_file(
     With a `part` of a source file, only its lines are translated, into files of that part (`Part.output`), which
     `mtkit.decoding.lines.parts.join_parts` joins. A finished part is not translated again. Parts have no prefixes.
 
-    Raises: MtkitError for options that do not combine or that the runs do not support, for a string instead of a path
-    or of lines, and if `output` cannot be written or would replace text that is read or a file of a run; DataError for
-    bad input.
+    Raises: MtkitError for options that do not combine or that the runs do not support, for a run instead of its
+    translator, for a string instead of a path or of lines, and if `output` cannot be written or would replace text that
+    is read or a file of a run; DataError for bad input.
     """
+    if not isinstance(translator, Translator):
+        raise MtkitError(f"translate_file takes a Translator, not {type(translator).__name__}; write run.translator")
     heads = Heads() if heads is None else heads
     outputs = [output] if alignments is None else [output, alignments]
     _check_outputs(outputs, [source, document_ids, prefixes], part)

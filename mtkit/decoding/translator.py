@@ -58,7 +58,7 @@ class Translator:
 
         Raises: MtkitError for runs that do not share tokenizers and directions, for more pieces of joined lines than
         their models can read, and for an unavailable device, dtype or engine; RunError for a checkpoint that cannot be
-        loaded.
+        loaded; DataError or RunError for damaged tokenizers.
         """
         settings = runs[0].recipe.decoding if settings is None else settings
         for run in runs:
@@ -80,6 +80,8 @@ class Translator:
             if not file.with_name("state.json").exists():
                 say(f"{file} was not verified: it has no state.json with its checksum")
         self._weights = [digest(file) for file in files]  # before a continued training can remove the files
+        self.tokenizers: Tokenizers = runs[0].tokenizers
+        """The tokenizers, which all runs share."""
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
         workers = Workers.where_possible(self._device) if forks and not with_ctranslate2 else None
         self.engine = ModelEngine(self.model, settings, self._arithmetic, workers=workers)
@@ -163,11 +165,6 @@ class Translator:
         if isinstance(self.model, Ensemble):
             raise MtkitError("an ensemble has no attention weights; name a single run")
         return cast(Network, self.model)
-
-    @property
-    def tokenizers(self) -> Tokenizers:
-        """The tokenizers, which all runs share."""
-        return self.runs[0].tokenizers
 
     @property
     def document_pieces(self) -> int | None:

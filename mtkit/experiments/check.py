@@ -26,7 +26,7 @@ from mtkit.evaluation.side_scores import SideScores, score_side
 from mtkit.evaluation.systems import run_sides
 from mtkit.recipe import Recipe, load_recipe
 from mtkit.recipe.file import Head, Promise, due_after, promise, read_head
-from mtkit.runs import Run
+from mtkit.runs import Run, can_resume
 from mtkit.storage.files import inside, write_json
 from mtkit.storage.records import read_object
 from mtkit.terminal import ProgressBar, Say, silent
@@ -69,8 +69,9 @@ def check(
     Raises: MtkitError as the four steps do.
     """
     head = read_head(path)
-    recipe = load_recipe(path, {"data": {"folder": inside(folder, "data")}, "training": dict(limits)})
     run, record = Run(inside(folder, "run")), inside(folder, "check.json")
+    overrides = {"data": {"folder": inside(folder, "data")}, "training": dict(limits)}
+    recipe = load_recipe(path, overrides, run.folder if can_resume(run.folder) else None)
     try:
         data = with_translations(recipe.data, device=device, say=say, progress=progress)
         report = prepare(data, workers=workers, progress=progress)

@@ -32,7 +32,7 @@ from mtkit.storage.records import read_stored
 from mtkit.storage.weights import PICKLES, load_weights, read_tensors
 from mtkit.storage.yaml_text import dump_yaml
 from mtkit.text.model_file import ModelFile
-from mtkit.text.tokenizer import UNK
+from mtkit.text.tokenizer import BOS, BREAK, PAD, UNK
 from mtkit.training.checkpoint import write_checkpoint
 from mtkit.training.progress import Progress
 from mtkit.version import __version__
@@ -108,7 +108,7 @@ def import_marian(
     source, target = _languages(folder, source_language, target_language)
     tags = sides.source.languages
     with _located(folder):
-        positions = positions_of(theirs)
+        positions = positions_of(theirs, config["max_position_embeddings"], config["d_model"])
     recipe = make_recipe(
         {
             "data": {
@@ -119,7 +119,7 @@ def import_marian(
             "model": {**model_settings(config), "positions": positions},
             "decoding": decoding_settings(generation, config["max_position_embeddings"]),
         },
-        origin=str(folder / "config.json"),
+        origin=str(folder),
     )
     excluded = excluded_rows(generation)
     with _located(folder):
@@ -138,12 +138,13 @@ def import_marian(
         "vocabularies": sizes,
         "commands": [shlex.join(command)] if command else [],
     }
-    _write(into, recipe, about, sides.models, model.state_dict())
-    never = {*excluded, config["pad_token_id"]} | {row for row in (sides.target.rows[UNK],) if row is not None}
+    marks = {PAD, UNK, BOS, BREAK} - sides.target.added  # the search predicts none of them in single lines
+    never = {*excluded, *(sides.target.rows[mark] for mark in marks)}
     ignored = unsupported_search(generation, never)
     notes = [f"{folder} searches with {setting}, which mtkit's search does not follow" for setting in ignored]
     if added := _added_tokens(folder):
         notes.append(f"{folder} adds {', '.join(added)} to its tokenizer, which mtkit cuts like other text")
+    _write(into, recipe, about, sides.models, model.state_dict())
     return Imported(Run(into), notes)
 
 

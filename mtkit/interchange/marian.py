@@ -30,7 +30,6 @@ SEARCH: dict[str, Any] = {
     "encoder_no_repeat_ngram_size": 0,
     "min_length": 0,
     "min_new_tokens": 0,
-    "suppress_tokens": [],
     "begin_suppress_tokens": [],
     "sequence_bias": {},
     "exponential_decay_length_penalty": None,
@@ -78,6 +77,7 @@ class Generation(TypedDict):
     max_new_tokens: NotRequired[Count | None]
     no_repeat_ngram_size: NotRequired[Count | None]
     bad_words_ids: NotRequired[list[list[int]] | None]
+    suppress_tokens: NotRequired[list[int] | None]
     renormalize_logits: NotRequired[bool | None]
     early_stopping: NotRequired[bool | str | None]
 
@@ -151,15 +151,18 @@ def excluded_rows(generation: Generation) -> set[int]:
     """Return the rows of pieces that Hugging Face's search excludes before it normalises the probabilities again."""
     if not generation.get("renormalize_logits"):
         return set()
-    return {word[0] for word in generation.get("bad_words_ids") or [] if len(word) == 1}
+    words = {word[0] for word in generation.get("bad_words_ids") or [] if len(word) == 1}
+    return words.union(generation.get("suppress_tokens") or [])
 
 
-def unsupported_search(generation: Mapping[str, Any], never: Set[int]) -> list[str]:
+def unsupported_search(generation: Mapping[str, Any], never: Set[int | None]) -> list[str]:
     """List the settings of Hugging Face's search that mtkit ignores, as "key = value".
 
     mtkit's search never predicts the rows `never`.
     """
     others = [f"{key} = {generation[key]}" for key, off in SEARCH.items() if generation.get(key) not in (None, off)]
+    pieces = [piece for piece in generation.get("suppress_tokens") or [] if piece not in never]
+    others += [f"suppress_tokens = {pieces}"] if pieces else []
     words = [word for word in generation.get("bad_words_ids") or [] if len(word) != 1 or word[0] not in never]
     others += [f"bad_words_ids = {words}"] if words else []
     if generation.get("renormalize_logits") and generation.get("no_repeat_ngram_size"):

@@ -105,20 +105,25 @@ def real(name: str, weight: Tensor) -> Tensor:
     return weight
 
 
-def positions_of(theirs: Mapping[str, Tensor]) -> str:
+def positions_of(theirs: Mapping[str, Tensor], longest: int, width: int) -> str:
     """Return the recipe's `model.positions` for the tables among the weights; without any, Hugging Face's default.
 
-    Raises: RunError if a table does not have the sines and cosines of a supported kind.
+    Raises: RunError if a table is not (longest, width) sines and cosines of a supported kind.
     """
-    kinds = {_kind(name, theirs[name]) for name in POSITIONS.values() if name in theirs} or {KINDS[0]}
+    kinds = {_kind(name, theirs[name], longest, width) for name in POSITIONS.values() if name in theirs} or {KINDS[0]}
     if len(kinds) > 1:
         raise RunError(f"{' and '.join(POSITIONS.values())} are tables of different kinds")
     return kinds.pop()
 
 
-def _kind(name: str, table: Tensor) -> str:
+def _kind(name: str, table: Tensor, longest: int, width: int) -> str:
+    if table.shape != (longest, width):
+        raise RunError(
+            f"the weight {name} has the shape {(*table.shape,)}, and config.json says {(longest, width)} "
+            "(max_position_embeddings, d_model)"
+        )
     for kind in KINDS:
-        sines = Sinusoidal(table.shape[0], table.shape[1], kind).table
+        sines = Sinusoidal(longest, width, kind).table
         if torch.allclose(table.float(), sines, atol=2e-3):  # the rounding of float16
             return kind
     raise RunError(f"the weight {name} is not a table of sines and cosines")

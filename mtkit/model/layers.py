@@ -69,10 +69,10 @@ def _check(attended: object, attention: Attention, query: Tensor) -> None:
     """Raises: MtkitError, naming the class, if an attention's result does not keep the contract."""
     name = type(attention).__name__
     if not isinstance(attended, Attended):
-        raise MtkitError(f"forward of {name} returns {type(attended).__name__}; it must return Attended(output)")
+        raise MtkitError(f"attend of {name} returns {type(attended).__name__}; it must return Attended(output)")
     if attended.output.shape != query.shape:
         raise MtkitError(
-            f"forward of {name} makes an output {(*attended.output.shape,)} from a query "
+            f"attend of {name} makes an output {(*attended.output.shape,)} from a query "
             f"{(*query.shape,)}; it must have the query's shape"
         )
 

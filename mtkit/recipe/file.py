@@ -118,7 +118,8 @@ def with_variables(settings: Mapping[str, Any], origin: Path) -> dict[str, Any]:
 
     These are the paths of `data` and of `model.embeddings`.
 
-    Column names are not expanded: they may contain a dollar. Raises: RecipeError for a variable that is not set.
+    Column names are not expanded: they may contain a dollar. Raises: RecipeError for a variable that is not set, and
+    for a path with a null character.
     """
 
     def value_of(name: str) -> str:
@@ -130,11 +131,13 @@ def with_variables(settings: Mapping[str, Any], origin: Path) -> dict[str, Any]:
         return os.environ[name]
 
     def expanded(value: Any) -> Any:
-        if isinstance(value, str):
-            return _VARIABLE.sub(lambda match: value_of(match[1] or match[2]), value)
-        if isinstance(value, list):
+        if isinstance(value, str | Path):
+            if "\0" in str(value):
+                raise RecipeError(f"{origin}: {shown(str(value))} is not text; take out the character U+0000")
+            return _VARIABLE.sub(lambda match: value_of(match[1] or match[2]), str(value))
+        if isinstance(value, list | tuple):
             return [expanded(item) for item in value]
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             columns = ("source", "target", "documents", "scores") if "file" in value or "dataset" in value else ()
             return {key: item if key in columns else expanded(item) for key, item in value.items()}
         return value

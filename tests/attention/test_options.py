@@ -1,6 +1,7 @@
 """Options as they are declared: what each kind of annotation takes, how it reads, and the choice by layer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, TypedDict, Unpack
 
 import numpy as np
@@ -100,6 +101,9 @@ def test_an_option_is_one_number_or_one_for_each_layer() -> None:
     assert of_layer("window_radius", [4, 5, 6], site) == 5
     with pytest.raises(MtkitError, match=r"window_radius = \[4, 5\] must have one value for each of the 3 layers"):
         of_layer("window_radius", [4, 5], site)
+    for value in (7, [4, 5, 6]):
+        with pytest.raises(MtkitError, match="layer = 3 must be less than layers = 3"):
+            of_layer("window_radius", value, replace(site, layer=3))
 
 
 def test_a_root_follows_the_longest_length_of_what_is_read() -> None:
@@ -107,6 +111,12 @@ def test_a_root_follows_the_longest_length_of_what_is_read() -> None:
     assert root_of_length(None, Site("encoder", 32, 4, max_length=1000, memory_length=64)) == 32
     assert root_of_length(None, Site("cross", 32, 4, max_length=1000, memory_length=64)) == 8
     assert root_of_length(None, Site("cross", 32, 4, max_length=1)) == 1
+
+
+@pytest.mark.parametrize("name", [5, None, ["full"]])
+def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
+    with pytest.raises(MtkitError, match=r"an attention is named by a text, not (5|None|\['full'\]); `mtkit attent"):
+        build(name, role="encoder", d_model=8, heads=2)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

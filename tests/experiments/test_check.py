@@ -91,6 +91,20 @@ def test_longer_training_goes_on_and_its_best_checkpoint_translates() -> None:
         assert json.loads(Path(f"out/run/translations/{side}.json").read_text())["checkpoint"] == best
 
 
+def test_it_resumes_when_the_run_that_it_began_with_is_gone() -> None:
+    checked()
+    base = Path("out").rename("base")
+    path = Path("tuned.yaml")
+    inherits = [line for line in RECIPE.splitlines() if not line.startswith(("preset:", "model:"))]
+    recipe = "\n".join(inherits).format(promise="exact <= 100 on two")
+    path.write_text(recipe.replace("training: {", "training: {init_from: base/run, "))
+    check(path, Path("out"), {}, command=["mtkit"], say=lambda line: None)
+    base.rename("gone")
+    said: list[str] = []
+    assert check(path, Path("out"), {}, command=["mtkit"], say=said.append).kept
+    assert any("finished already" in line for line in said)
+
+
 def test_a_signal_stops_it_with_nothing_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     train = checking.train
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.interchange.imports import import_marian
-from mtkit.interchange.marian_weights import BIAS
+from mtkit.interchange.marian_weights import BIAS, POSITIONS
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 from mtkit.text.tokenizer import EOS
@@ -190,6 +191,20 @@ def test_weights_that_are_no_real_numbers_are_refused(
     with pytest.raises(MtkitError, match=message):
         import_marian(folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("shape", [(5,), (0, 16), (63, 16), (64, 8)])
+def test_a_table_of_positions_of_another_shape_is_refused(
+    shape: tuple[int, ...], imported: Callable[[str], tuple[Path, Run]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "changed"
+    shutil.copytree(imported("shared")[0], folder)
+    weights = load_file(folder / "model.safetensors")
+    weights[POSITIONS["encoder"]] = torch.zeros(shape)
+    save_file(weights, folder / "model.safetensors")
+    message = f"changed: the weight {POSITIONS['encoder']} has the shape {shape}, and config.json says (64, 16)"
+    with pytest.raises(MtkitError, match=re.escape(message)):
+        import_marian(folder, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.decoder.embed_tokens.weight"])

@@ -50,9 +50,10 @@ def test_padding_takes_no_probability_where_their_search_normalises_again(folder
         ({"repetition_penalty": 1.2}, ["repetition_penalty = 1.2"]),
         ({"min_new_tokens": 2, "forced_bos_token_id": 7}, ["min_new_tokens = 2", "forced_bos_token_id = 7"]),
         (
-            {"suppress_tokens": [5], "begin_suppress_tokens": [6]},
-            ["suppress_tokens = [5]", "begin_suppress_tokens = [6]"],
+            {"suppress_tokens": [5, 1], "begin_suppress_tokens": [6]},
+            ["begin_suppress_tokens = [6]", "suppress_tokens = [5]"],
         ),
+        ({"suppress_tokens": [5], "renormalize_logits": True, "no_repeat_ngram_size": 0}, []),
         ({"sequence_bias": [[[5], 1.0]]}, ["sequence_bias = [[[5], 1.0]]"]),
         ({"exponential_decay_length_penalty": [9, 1.1]}, ["exponential_decay_length_penalty = [9, 1.1]"]),
         ({"suppress_tokens": [], "sequence_bias": None, "min_new_tokens": 0}, []),
@@ -85,6 +86,20 @@ def test_tokens_that_a_child_added_are_noted(folder: Path, tmp_path: Path) -> No
     other = change(folder, tmp_path / "one", "tokenizer_config.json", added_tokens_decoder=added)
     (note,) = import_marian(other, tmp_path / "run").notes
     assert note == f"{other} adds <ent> to its tokenizer, which mtkit cuts like other text"
+
+
+def test_the_error_for_a_search_setting_does_not_name_another_file(folder: Path, tmp_path: Path) -> None:
+    other = change(folder, tmp_path / "one", "generation_config.json", length_penalty=-1.0)
+    with pytest.raises(MtkitError, match=r"one: decoding\.length_penalty = -1\.0"):
+        import_marian(other, tmp_path / "run")
+
+
+def test_a_damaged_list_of_added_tokens_leaves_no_run(folder: Path, tmp_path: Path) -> None:
+    other = change(folder, tmp_path / "one", "config.json")
+    (other / "added_tokens.json").write_text("[1]")
+    with pytest.raises(MtkitError, match=r"added_tokens\.json .*mend it or remove it"):
+        import_marian(other, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_setting_that_no_marian_model_reads_is_not_in_the_way(folder: Path, tmp_path: Path) -> None:

@@ -30,11 +30,11 @@ class Mine(Attention):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda query: query, r"^forward of Mine returns Tensor; it must return Attended\(output\)$"),
-        (lambda query: None, r"^forward of Mine returns NoneType; "),
+        (lambda query: query, r"^attend of Mine returns Tensor; it must return Attended\(output\)$"),
+        (lambda query: None, r"^attend of Mine returns NoneType; "),
         (
             lambda query: Attended(query[:, :1]),
-            r"^forward of Mine makes an output \(2, 1, 8\) from a query \(2, 3, 8\); it must have the query's shape$",
+            r"^attend of Mine makes an output \(2, 1, 8\) from a query \(2, 3, 8\); it must have the query's shape$",
         ),
     ],
 )

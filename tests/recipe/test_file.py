@@ -53,6 +53,21 @@ def test_variables_are_expanded_in_the_paths_of_word_vectors(tmp_path: Path, mon
     assert with_variables({"model": {"embeddings": None}}, tmp_path) == {"model": {"embeddings": None}}
 
 
+def test_variables_are_expanded_in_paths_and_tuples_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORPORA", "/corpora")
+    given = {
+        "folder": Path("$CORPORA/data"),
+        "train": ({"source": Path("${CORPORA}/a.en"), "target": "$CORPORA/a.de"},),
+    }
+    found = with_variables({"data": given}, tmp_path)["data"]
+    assert found == {"folder": "/corpora/data", "train": [{"source": "/corpora/a.en", "target": "/corpora/a.de"}]}
+
+
+def test_a_path_with_a_null_character_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"^recipe: 'a\\x00b' is not text; take out"):
+        with_variables({"data": {"folder": "a\0b"}}, Path("recipe"))
+
+
 def test_columns_keep_their_dollars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORPORA", "/corpora")
     corpus = {"file": "$CORPORA/all.jsonl", "source": "$en", "target": "$de", "documents": "$id", "scores": "$score"}
