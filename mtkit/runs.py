@@ -263,7 +263,7 @@ class Run:
         except (RunError, FileNotFoundError):
             if file.parent.exists() or self.checkpoint(checkpoint) == file.parent:
                 raise
-        return self._tensors(self.weights(checkpoint))  # a running training has removed the checkpoint
+        return self._tensors(self.weights(checkpoint))  # a running training has removed what was the best or last one
 
     def _tensors(self, weights: Path) -> "dict[str, Tensor]":
         base = self.folder / "checkpoints" / BASE / "model.safetensors"

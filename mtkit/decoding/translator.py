@@ -271,13 +271,13 @@ class Translator:
 
         Raises: MtkitError for several lines.
         """
-        if "\n" in source.strip() or (isinstance(target, str) and "\n" in target.strip()):
+        if not isinstance(target, Translation) and "\n" in source.strip() + (target or "").strip():
             raise MtkitError("give one line of text")
         if target is None:
             target = self.translate([source], direction=direction)[0][0]
         if isinstance(target, str):
             return target
-        return target.pieces if target.parts == 1 else target.text
+        return target.pieces if target.parts == 1 and target.pieces else target.text
 
     def check_prefixes(self) -> None:
         """Raises: MtkitError if the user named an engine that cannot begin translations with given text."""

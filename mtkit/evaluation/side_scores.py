@@ -117,7 +117,7 @@ def score_side(
     overall = compare_systems(systems, tests=tests, resamples=resamples, progress=progress)
     names = {name for name, _ in chosen}
     has_bleu = "BLEU" in names
-    if "TER" not in names and (tokenize is not None or not has_bleu):
+    if "TER" not in names and (tokenize is not None or not (has_bleu or lengths)):
         note = None  # nothing depends on the language
     notes = [note, missing_tokenizer(languages, tokenize) if has_bleu else None, *_notes_on_files(files, lines)]
     if comet and len(texts.references) > 1:

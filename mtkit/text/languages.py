@@ -120,11 +120,15 @@ def script_language(lines: Sequence[str]) -> str | None:
 
 
 def language_of(name: str, lines: Sequence[str]) -> str | None:
-    """Return the language of a text: the one that its name ends in if the script agrees, else its script's, or None."""
-    named, script = language_in(name), script_language(lines)
-    if known_language(named):  # in a script of its own
-        return named if script else None
-    return script or named
+    """Return the language of a text: a listed one that its name ends in, else of its script, else any name, or None.
+
+    A listed language does not count if all letters are of other scripts: ref_my.txt is not in Burmese then.
+    """
+    named, text = language_in(name), "".join(lines)
+    if not known_language(named):
+        return script_language(lines) or named
+    has_script = any(letter.search(text) for letter in _SCRIPTS.values())
+    return named if has_script or not any(map(str.isalpha, text)) else None
 
 
 def lacks_spaces(lines: Sequence[str]) -> bool:

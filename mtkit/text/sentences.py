@@ -89,7 +89,7 @@ _OPENED = re.compile(rf"(?>(?:{_UNSPOKEN}|_|[^\w{_CONTINUES}])*)")
 """Text before the first word of a sentence: quotes, brackets, bullets, symbols, invisible characters."""
 _SPACED_QUOTE = re.compile(r"»\s*+")
 _HIRAGANA, _JAPANESE_OR_CHINESE = re.compile("[\u3041-\u309f]"), re.compile("[\u3041-\u30ff\u3400-\u9fff]")
-_NOT_LATIN = re.compile("[\u3000-\uffff]")
+_ASIAN = re.compile("[\u3000-\u9fff\uac00-\ud7af\uff00-\uffef]")
 """Characters of Chinese, Japanese and Korean text, which may precede a Latin word without a space."""
 _INITIALS = re.compile(r"(?:[^\W\d_]{1,3}\.)*[^\W\d_]|(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}")
 _ORDINAL = re.compile(r"\d{1,2}|[IVXL]+")
@@ -169,9 +169,10 @@ def _continues(preceding: str, following: str, code: str) -> bool:
     if not words or preceding[-1].isspace():
         return False
     word = words[-1].strip("\"'“‘„«»([{-–—「『（")
-    lower = _NOT_LATIN.split(word)[-1].lower()
+    latin = _ASIAN.split(word)[-1]
+    lower = latin.lower()
     return (
-        _INITIALS.fullmatch(word) is not None
+        _INITIALS.fullmatch(latin if following.isascii() else word) is not None
         or (word.isdigit() and word == preceding.strip())
         or (code in _ORDINALS and _ORDINAL.fullmatch(word) is not None)
         or lower in ABBREVIATIONS[""]

@@ -149,14 +149,16 @@ def training_operations(model: Network, side: Side, rows: np.ndarray) -> float:
     training, device = model.training, model.output_weight.device
     model.eval()
     operations, tokens = 0, 0
-    for row in evenly_spaced(rows[np.argsort(side.target.lengths[rows], kind="stable")].tolist(), SEGMENTS):
-        batch = make_batch(side, np.array([row]))
-        source, target_in = batch.source.to(device), batch.target_in.to(device)
-        task = None if batch.task is None else batch.task.to(device)
-        logits = 2 * target_in.numel() * model.output_weight.numel()
-        operations += 3 * (flops_of(partial(model, source, target_in, task=task)) + logits)
-        tokens += batch.target_tokens
-    model.train(training)
+    try:
+        for row in evenly_spaced(rows[np.argsort(side.target.lengths[rows], kind="stable")].tolist(), SEGMENTS):
+            batch = make_batch(side, np.array([row]))
+            source, target_in = batch.source.to(device), batch.target_in.to(device)
+            task = None if batch.task is None else batch.task.to(device)
+            logits = 2 * target_in.numel() * model.output_weight.numel()
+            operations += 3 * (flops_of(partial(model, source, target_in, task=task)) + logits)
+            tokens += batch.target_tokens
+    finally:
+        model.train(training)
     return operations / tokens
 
 

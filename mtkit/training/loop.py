@@ -152,19 +152,20 @@ class Training:
         rnn, whose products in cuDNN cannot be counted, of sharded models, and of models that are trained in part.
         """
         settings, whole = self.recipe.training, all(weight.requires_grad for weight in self.model.parameters())
-        rate = product_rate(arithmetic_of(self.precision.name), self.world.device, ())
         sharded = settings.shard and self.world.size > 1
-        if rate is None or sharded or not whole or self.recipe.model.architecture == "rnn":
+        if sharded or not whole or self.recipe.model.architecture == "rnn":
             return None
         rows = np.concatenate([*islice(self.data.plan(0), COUNTED)])
         try:
+            rate = product_rate(arithmetic_of(self.precision.name), self.world.device, ())
             operations = training_operations(self.model, self.data.side(0), rows) * (2 if settings.r_drop else 1)
         except OOM_ERRORS as error:
             if not is_oom(error):
                 raise
             return None
-        forget_peak()
-        return self.world.size * rate.best / operations
+        finally:
+            forget_peak()  # reports compare the peak memory of training
+        return None if rate is None else self.world.size * rate.best / operations
 
     def _restore(self) -> None:
         """Restore model, optimiser, average and place in training from the last checkpoint, if there is one."""
@@ -317,8 +318,9 @@ class Training:
             yield
             return
         self.progress = self.updater.save_state(self.progress)
-        # copied here: in the thread, each copy would wait for kernels of the validation
-        files = {file: {name: x.cpu() for name, x in of.items()} for file, of in self.updater.tensors().items()}
+        files = self.updater.tensors()
+        if self.world.first:  # copied here: in the thread, each copy would wait for kernels of the validation
+            files = {file: {name: x.cpu() for name, x in of.items()} for file, of in files.items()}
         with ThreadPoolExecutor(1) as writer:
             written = writer.submit(self._write, files)
             try:

@@ -72,7 +72,7 @@ def train(
         init_from = initial_run(recipe.training.init_from, folder) if init_from is None else init_from
         embedded = _initialise(model, recipe, prepared, init_from, say, progress, resumes=can_resume(folder))
         model = model.to(world.device)
-        world.send([*model.parameters(), *model.buffers()])  # another run may change while the processes read it
+        world.send(model.state_dict().values())  # another run may change while the processes read it
         training = Training(recipe, prepared, folder, model, world, interruption, say)
         # in a preview, each process has a folder of its own
         with lock_folder(folder) if world.first or preview else nullcontext():

@@ -131,6 +131,8 @@ def test_a_text_has_the_language_of_its_name_or_script() -> None:
     assert language_of("test.kr", ["한국어"]) == "ko"
     assert language_of("test.en", ENGLISH) == "en"
     assert language_of("reference", ENGLISH) is None
+    assert language_of("ref.zh", ["请安装 Microsoft Visual Studio 2022。", "打开 Windows PowerShell"]) == "zh"
+    assert language_of("ref.ko", ["1 2 3"]) == "ko"
     for name in ("test.ja-en", "ref.zh-en", "ref_my.txt", "ref.lo"):
         assert language_of(name, ENGLISH) is None
 

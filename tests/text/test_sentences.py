@@ -54,6 +54,8 @@ PARTED = [
     ("zh", "他走了。|甲. 一种方法。"),
     ("ja", "これはペンです。|２. あれは本です。"),
     ("ko", "플랜B.|그래서 갔다."),
+    ("ko", "저자는J. Smith이다.|끝."),
+    ("zh", "作者是J. Smith。|他说（J. Smith）。|王先生、J. Smith和她。"),
     ("en", "They are ﬁt.|We go home."),
     ("es", "Vamos a ver.|3 personas vinieron."),
     ("he", "הוא הלך.\u200f|היא באה.\u200e|סוף"),
