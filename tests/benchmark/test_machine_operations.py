@@ -8,6 +8,7 @@ from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import make_recipe
+from mtkit.training import flops
 from mtkit.training.flops import training_operations
 
 D, F, V = 16, 32, 400
@@ -53,6 +54,18 @@ def test_counting_changes_no_weights_and_no_random_state(model: Transformer, pre
     training_operations(model, prepared.train, np.arange(40))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_error_leaves_the_model_in_training_mode(
+    model: Transformer, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(flops, "flops_of", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        training_operations(model, prepared.train, np.arange(3))
+    assert model.training
 
 
 @pytest.mark.parametrize("name", mechanisms())

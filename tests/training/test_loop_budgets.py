@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.product_rate import Rate
@@ -135,4 +136,18 @@ def test_no_full_rate_is_known_if_products_cannot_be_counted(
     monkeypatch.setattr(loop, "product_rate", lambda *_: Rate("float32", {8: 6e9}))
     monkeypatch.setattr(loop.Training, "introduce", lambda training: rates.append(training._full_rate()))
     run(tiny(**{"training": {**BUDGET, "max_updates": 1}, **groups}), prepared, tmp_path)
+    assert rates == [None]
+
+
+def test_without_memory_to_count_products_no_full_rate_is_known(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> float:
+        raise torch.OutOfMemoryError
+
+    rates: list[float | None] = []
+    monkeypatch.setattr(loop, "product_rate", lambda *_: Rate("float32", {8: 6e9}))
+    monkeypatch.setattr(loop, "training_operations", fail)
+    monkeypatch.setattr(loop.Training, "introduce", lambda training: rates.append(training._full_rate()))
+    run(tiny(training={**BUDGET, "max_updates": 1}), prepared, tmp_path)
     assert rates == [None]
