@@ -90,7 +90,7 @@ def measure_documents(
     *,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> DocumentBenchmark:
-    """Decode a batch of documents of each length with `full` and with each mechanism, in turns after a warm-up.
+    """Decode documents of each length with `full` and each mechanism in turns, after a warm-up.
 
     A mechanism fills the decoder and cross roles that it supports, including extensions. `on_progress` receives the
     number of decoded batches and of all batches.

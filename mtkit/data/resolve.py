@@ -147,9 +147,10 @@ def with_languages(settings: DataSettings) -> tuple[DataSettings, list[str]]:
     """Return the settings with both languages set, and messages: the origin of each language, and warnings.
 
     A language that the settings do not name is the suffix of the training text's file or column name, or else the
-    language of its script, or else that of the validation and test text by these rules, or else the default. Nothing
-    changes if every training corpus has a direction, and for the built-in corpus. Raises: DataError if text cannot be
-    read.
+    language of its script, or else the language of the validation and test text by these rules, or else the default.
+    Nothing changes if every training corpus has a direction, and for the built-in corpus.
+
+    Raises: DataError if text cannot be read.
     """
     if not settings.train:
         return settings, []

@@ -185,7 +185,8 @@ def _translate_segments(
         [len(segment.pieces) for segment in segments],
         settings.batch_tokens,
         device,
-        hypotheses=settings.hypotheses + max((sum(term.size for term in one.terms) for one in segments), default=0),
+        hypotheses=settings.hypotheses
+        + max((sum(term.size for term in segment.terms) for segment in segments), default=0),
         most=engine.max_parallel,
     )
 

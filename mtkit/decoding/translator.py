@@ -267,7 +267,7 @@ class Translator:
         return output_steps(network, self.tokenizers, source, wanted, top=top, directions=directions)
 
     def _target_of(self, source: str, target: str | Translation | None, direction: str | None) -> str | tuple[int, ...]:
-        """Return the target's text, or the pieces of a translation of one part; None: of the run's translation.
+        """Return a given text, or the pieces of a translation of one part; by default, the run's translation.
 
         Raises: MtkitError for several lines.
         """

@@ -119,7 +119,7 @@ def positions_of(theirs: Mapping[str, Tensor], longest: int, width: int) -> str:
 def _kind(name: str, table: Tensor, longest: int, width: int) -> str:
     if table.shape != (longest, width):
         raise RunError(
-            f"the weight {name} has the shape {(*table.shape,)}, and config.json says {(longest, width)} "
+            f"the weight {name} has the shape {(*table.shape,)}, and config.json requires {(longest, width)} "
             "(max_position_embeddings, d_model)"
         )
     for kind in KINDS:

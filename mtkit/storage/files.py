@@ -72,7 +72,7 @@ def is_device(path: Path) -> bool:
 
 
 def open_device(path: Path) -> BinaryIO:
-    """Open a device or a pipe to write. The file behind /dev/stdout is continued: opening its name would empty it."""
+    """Open a device or a pipe to write; the file of /dev/stdout continues, which opening by name would empty."""
     descriptor = _descriptor(path)
     return path.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
 

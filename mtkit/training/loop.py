@@ -148,8 +148,8 @@ class Training:
     def _full_rate(self) -> float | None:
         """Return the target tokens per second if all GPUs only multiplied, at the rate measured now.
 
-        Neither products of padding count nor products that the backward pass repeats. None if it is unknown: of the
-        rnn, whose products in cuDNN cannot be counted, of sharded models, and of models that are trained in part.
+        Neither products of padding count nor products that the backward pass repeats. None for the rnn, whose
+        products in cuDNN cannot be counted, for sharded models, and for models that are trained in part.
         """
         settings, whole = self.recipe.training, all(weight.requires_grad for weight in self.model.parameters())
         sharded = settings.shard and self.world.size > 1

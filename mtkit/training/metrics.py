@@ -33,7 +33,7 @@ def ignoring_write_errors(say: Say) -> Say:
 
 @stored
 class Row(TypedDict):
-    """A line of metrics.jsonl: a kind, an update, and measurements; those of curves and reports have a type."""
+    """A line of metrics.jsonl: a kind, an update, and measurements; what curves and reports read has a type."""
 
     kind: Literal["train", "validation"]
     update: Count

@@ -120,7 +120,7 @@ class Precision:
         ):
             raise RunError(f"{torch.cuda.get_device_name(device)} has no bfloat16; use --precision float16 or float32")
         if self.name == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < AMPERE):
-            raise RunError(f"only GPUs since Ampere have tf32, and {hardware(device)} has not; use --precision float32")
+            raise RunError(f"{hardware(device)} has no tf32, which GPUs have since Ampere; use --precision float32")
         self.scaler = torch.amp.GradScaler(device.type) if self.name == "float16" else None
         """float16 has no numbers below 6e-8: the loss is scaled up before backward, gradients down before clipping."""
 

@@ -9,12 +9,14 @@ little time, but not every mechanism can be recorded. A candidate with graphs mu
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
 import torch
 from torch import Tensor
 
+from mtkit.device import seconds_of
 from mtkit.errors import cut_words
 from mtkit.memory import OOM_ERRORS, forget_peak, is_oom
 from mtkit.model.network import Network
@@ -134,11 +136,9 @@ def measure_precisions(
         updater = Updater(deepcopy(model).train(), recipe, world, candidates[0], say)
 
         def seconds(work: UpdateBatches, name: str, number: int) -> float:
-            updater.precision, begin = choices[name], monotonic()
-            updater.run(work, number, rate=0.0, total_updates=number)
-            if on_gpu:
-                torch.cuda.synchronize(world.device)
-            return world.agree(monotonic() - begin)[0]
+            updater.precision = choices[name]
+            update = partial(updater.run, work, number, rate=0.0, total_updates=number)
+            return world.agree(seconds_of(update, world.device, monotonic))[0]
 
         first, *others = batches
         for name in list(names):

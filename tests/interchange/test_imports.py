@@ -202,7 +202,7 @@ def test_a_table_of_positions_of_another_shape_is_refused(
     weights = load_file(folder / "model.safetensors")
     weights[POSITIONS["encoder"]] = torch.zeros(shape)
     save_file(weights, folder / "model.safetensors")
-    message = f"changed: the weight {POSITIONS['encoder']} has the shape {shape}, and config.json says (64, 16)"
+    message = f"changed: the weight {POSITIONS['encoder']} has the shape {shape}, and config.json requires (64, 16)"
     with pytest.raises(MtkitError, match=re.escape(message)):
         import_marian(folder, tmp_path / "run")
 

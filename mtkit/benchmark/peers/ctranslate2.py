@@ -80,7 +80,7 @@ class CTranslate2:
         decoded: dict[int, Decoded] = {}
         for line, waiting in zip(chain(*batches), chain(*results), strict=True):
             pieces = list(map(piece, waiting.result().hypotheses[0]))
-            text = self._tokenizers.target.decode([each for each in pieces if each != EOS])
+            text = self._tokenizers.target.decode([index for index in pieces if index != EOS])
             decoded[line] = Decoded(text, len(pieces))
         return [decoded[line] for line in range(len(lines))]
 

@@ -1,4 +1,4 @@
-"""Translation with a glossary: the search is told the terms that translations lack without it."""
+"""Translation with a glossary: the search requires the terms that plain translations lack."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,23 +16,23 @@ def translate_with_terms(
     """Translate segments, and those whose translations lack terms again, with these terms required.
 
     A term that the model writes anyway is not required: the search looks for its pieces, and would write it twice where
-    other pieces spell it, as 東京で spells 東京. Of all translations, those that lack the fewest terms are kept.
+    other pieces spell it, as 東京で spells 東京. The translations that lack the fewest terms are kept.
     """
     required: dict[int, tuple[Term, ...]] = dict.fromkeys(range(len(segments)), ())
-    found: dict[int, list[Translation]] = {}
+    translated: dict[int, list[Translation]] = {}
     while required:
         indices, lacking = list(required), dict[int, tuple[Term, ...]]()
         for batch in translate([replace(segments[index], terms=required[index]) for index in indices]):
             for index, translations in ((indices[place], translations) for place, translations in batch):
-                known, terms = found.get(index, []), segments[index].terms
+                known, terms = translated.get(index, []), segments[index].terms
                 pieces = {translation.pieces for translation in known}
                 both = [*known, *(translation for translation in translations if translation.pieces not in pieces)]
                 both.sort(key=lambda translation: -translation.score)
-                found[index] = fewest_missed_first(both, terms, glossary)[: len(translations)]
+                translated[index] = fewest_missed_first(both, terms, glossary)[: len(translations)]
                 missed = {term for translation in translations for term in glossary.missed(terms, translation.text)}
                 if not missed.issubset(required[index]):
                     lacking[index] = tuple(term for term in terms if term in missed.union(required[index]))
-            yield [(indices[place], found[indices[place]]) for place, _ in batch if indices[place] not in lacking]
+            yield [(indices[place], translated[indices[place]]) for place, _ in batch if indices[place] not in lacking]
         required = lacking
 
 

@@ -15,7 +15,7 @@ CELL = 0.3
 SMALL_CELL = 0.16
 """Cell width and height in a plot of all layers and heads, in inches."""
 CAPTION = 1.8
-"""Least width of a map in such a plot, in inches: that of its caption."""
+"""Minimum width of a map in such a plot, in inches, so that its caption fits."""
 
 
 def draw_alignment(

@@ -93,7 +93,7 @@ def _rates(axes: Any, rows: Rows) -> None:
     norm = _line(other, norms, color=NORM, linewidth=0.8, label="gradient norm (right)")
     other.set_ylim(bottom=0)
     other.spines["top"].set_visible(False)
-    axes.legend(handles=[each for each in (line, norm) if len(each.get_xdata())], frameon=False)
+    axes.legend(handles=[curve for curve in (line, norm) if len(curve.get_xdata())], frameon=False)
 
 
 def _line(axes: Any, series: tuple[list[int], list[float]], **style: Any) -> Any:
